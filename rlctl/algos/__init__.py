@@ -1,0 +1,16 @@
+"""The algorithms, one file each, and which config class asks for which."""
+
+from rlctl.algos.base import Algorithm, Counts
+from rlctl.algos.ppo import PPO
+from rlctl.config.schema import AlgoConfig, PPOConfig
+
+ALGORITHMS: dict[type[AlgoConfig], type] = {PPOConfig: PPO}
+
+
+def build(config: AlgoConfig) -> Algorithm:
+    """The algorithm a config asks for."""
+    algorithm: Algorithm = ALGORITHMS[type(config)](config)
+    return algorithm
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "Counts", "build"]

@@ -1,0 +1,41 @@
+"""What an algorithm is: facts about itself and two pure hooks. The loop knows nothing else of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from rlctl.rollout import Batch, Forward, Rollout
+from rlctl.tensors import Total
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a loss divides by: sizes of the whole minibatch, all microbatches and devices."""
+
+    tokens: float
+    """Tokens that count in the loss."""
+    sequences: float
+    """Sequences with at least one such token."""
+
+
+class Algorithm(Protocol):
+    """One RL algorithm. Hooks are pure: no state, no collective calls but through `total`."""
+
+    needs_value: bool
+    """Whether a value model is built and trained."""
+
+    def prepare(self, rollout: Rollout, kl_coef: float, total: Total) -> tuple[Batch, dict[str, float]]:
+        """Rollout -> what the loss needs, and metrics that are the same on every device.
+
+        total: sums a tensor over all devices.
+        """
+
+    def loss(self, batch: Batch, new: Forward, counts: Counts) -> tuple[Tensor, dict[str, Tensor]]:
+        """This microbatch's share of the minibatch's loss, and of its metrics.
+
+        Shares add up: their sum over microbatches and devices is the loss of the minibatch, for every split of it.
+        `new.logprobs` is None in the steps that train the value model alone.
+        """

@@ -1,0 +1,66 @@
+"""Writing folders so that a crash at any moment leaves either the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_NAME = re.compile(r"step_(\d{6,})")
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> Path:
+    """Fill a folder beside `path`, flush it to disk, then rename it into place; replaces an older folder of the name."""
+    aside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    write(aside)
+    for file in aside.rglob("*"):
+        _flush(file)
+    if path.exists():
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        aside.rename(path)
+        shutil.rmtree(old)
+    else:
+        aside.rename(path)
+    _flush(path.parent)
+    return path
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
+    """Complete checkpoints of a run as (step, folder), oldest first."""
+    found = [(int(m[1]), p) for p in (run_dir / "checkpoints").glob("step_*") if (m := _NAME.fullmatch(p.name))]
+    return sorted(found)
+
+
+def save(run_dir: Path, step: int, keep: int, write: Callable[[Path], None]) -> Path:
+    """Write checkpoints/step_NNNNNN, then remove all but the newest `keep`."""
+    path = write_folder(run_dir / "checkpoints" / f"step_{step:06d}", write)
+    for _, old in checkpoints(run_dir)[:-keep]:
+        shutil.rmtree(old)
+    return path
+
+
+def save_policy(folder: Path, lm: Any, tokenizer: Any) -> None:
+    """A plain transformers folder: AutoModelForCausalLM and AutoTokenizer load it."""
+    lm.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+
+
+def save_value(folder: Path, classifier: Any, tokenizer: Any) -> None:
+    """A plain transformers folder: AutoModelForSequenceClassification loads it, its one label is the value."""
+    classifier.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,153 @@
+"""Prompts -> responses -> scores -> log-probabilities and values: a Rollout. Nothing here is differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlctl.config.schema import AlgoConfig, Config, ScoreNormalization
+from rlctl.data import Prompt, decode
+from rlctl.errors import TrainingError
+from rlctl.models import Policy, ValueModel
+from rlctl.rewards.base import Reward
+from rlctl.rollout import Forward, Rollout, Samples, Sequences
+from rlctl.sample import Sampler
+from rlctl.tensors import Total, length_groups, moments
+
+Clock = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass
+class ScoreScaler:
+    """Running mean and standard deviation of all scores so far, over all devices."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared distances from the mean."""
+
+    def update(self, scores: Tensor, total: Total) -> None:
+        """Take in a step's scores (B,); merging counts, means and squares as in Chan et al. (1979)."""
+        n, mean, variance = (float(x) for x in moments(scores, torch.ones_like(scores, dtype=torch.bool), total))
+        both, delta = self.count + n, mean - self.mean
+        self.squares += variance * n + delta**2 * self.count * n / both
+        self.mean += delta * n / both
+        self.count = both
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Scores (B,) with the running mean taken off, in running standard deviations."""
+        deviation = (self.squares / max(self.count, 1.0)) ** 0.5
+        return (scores - self.mean) / (deviation + 1e-8)
+
+
+@dataclass
+class Collector:
+    """Everything a rollout needs, assembled once."""
+
+    config: Config
+    lm: Any
+    policy: Policy
+    reference: Policy | None
+    """None when nothing needs the KL."""
+    value: ValueModel | None
+    reward: Reward
+    tokenizer: Any
+    sampler: Sampler
+    autocast: Callable[[], AbstractContextManager[Any]]
+    total: Total
+    scaler: ScoreScaler = field(default_factory=ScoreScaler)
+
+    def __call__(self, prompts: list[Prompt], clock: Clock) -> tuple[Rollout, Samples]:
+        """One rollout of samples_per_prompt responses to each prompt, rows of one prompt side by side.
+
+        Raises:
+            RewardError: the reward failed.
+            TrainingError: a log-probability is not finite.
+        """
+        algo = self.config.algo
+        with clock("generate"), self.autocast():
+            sequences, truncated, samples = self.sample(prompts, algo.samples_per_prompt)
+        with clock("score"):
+            scores = torch.tensor(self.reward.score(samples), device=truncated.device)
+            adjusted = self._adjust(scores, truncated, algo)
+        with clock("forward"):
+            temperature, reference = self.config.rollout.temperature, self.reference
+            old, entropy = self._per_token(lambda s: _both(self.policy(s, temperature, True)), sequences)
+            ref = values = None
+            if reference is not None:
+                (ref,) = self._per_token(lambda s: (reference(s, temperature).logprobs,), sequences)
+            if self.value is not None:
+                value = self.value
+                (values,) = self._per_token(lambda s: (value(s),), sequences)
+        _finite(old, ref, values)
+        group = algo.samples_per_prompt
+        return Rollout(sequences, old, entropy, ref, values, scores, adjusted, truncated, group), samples
+
+    def sample(self, prompts: list[Prompt], count: int) -> tuple[Sequences, Tensor, Samples]:
+        """`count` responses to each prompt, as ids and as text; truncated (B,) bool."""
+        repeated = [p for p in prompts for _ in range(count)]
+        sequences, truncated = self.sampler(self.lm, [p.ids for p in repeated])
+        return sequences, truncated, self._texts(repeated, sequences, truncated)
+
+    def _texts(self, prompts: list[Prompt], sequences: Sequences, truncated: Tensor) -> Samples:
+        keep = self.config.reward.keep_special_tokens
+        lengths = sequences.response_mask.sum(1).tolist()
+        responses = [
+            response_text(self.tokenizer, p.ids, ids[:n], keep)
+            for p, ids, n in zip(prompts, sequences.response_ids.tolist(), lengths, strict=True)
+        ]
+        texts = [p.text + r for p, r in zip(prompts, responses, strict=True)]
+        columns = {name: [p.columns[name] for p in prompts] for name in prompts[0].columns}
+        chat = [p.messages for p in prompts if p.messages is not None]
+        return Samples(
+            [p.text for p in prompts], responses, texts, columns, chat if len(chat) == len(prompts) else None, truncated.tolist()
+        )
+
+    def _adjust(self, scores: Tensor, truncated: Tensor, algo: AlgoConfig) -> Tensor:
+        """Normalise, clip, then subtract the missing-end penalty. (B,) -> (B,)."""
+        if algo.score_normalization is ScoreNormalization.running:
+            self.scaler.update(scores, self.total)
+            scores = self.scaler(scores)
+        if algo.score_clip is not None:
+            scores = scores.clamp(-algo.score_clip, algo.score_clip)
+        return scores - algo.missing_eos_penalty * truncated
+
+    @torch.no_grad()
+    def _per_token(self, call: Callable[[Sequences], tuple[Tensor, ...]], sequences: Sequences) -> list[Tensor]:
+        """What a model says of every response token, each (B, R), in microbatches of like length."""
+        outs: list[Tensor] = []
+        for rows in length_groups(sequences.lengths, self.config.optim.microbatch_size):
+            part = sequences.select(rows)
+            with self.autocast():
+                results = call(part)
+            outs = outs or [torch.zeros(sequences.response_mask.shape, device=r.device) for r in results]
+            for out, result in zip(outs, results, strict=True):
+                out[rows, : result.shape[1]] = result
+        return outs
+
+
+def _both(new: Forward) -> tuple[Tensor, Tensor]:
+    assert new.logprobs is not None and new.entropy is not None
+    return new.logprobs, new.entropy
+
+
+def response_text(tokenizer: Any, prompt_ids: list[int], response_ids: list[int], keep_special_tokens: bool) -> str:
+    """The text that the response adds to its prompt.
+
+    Decoded together with the prompt: alone, many tokenizers drop a leading blank.
+    """
+    before = decode(tokenizer, prompt_ids, keep_special_tokens)
+    both = decode(tokenizer, [*prompt_ids, *response_ids], keep_special_tokens)
+    # a character of several tokens can straddle the seam; then the response is decoded alone
+    return both[len(before) :] if both.startswith(before) else decode(tokenizer, response_ids, keep_special_tokens)
+
+
+def _finite(old: Tensor, ref: Tensor | None, values: Tensor | None) -> None:
+    for name, tensor in (("the policy's log-probabilities", old), ("the reference's log-probabilities", ref), ("the values", values)):
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            raise TrainingError(f"{name} are not finite", "the model gives NaN or infinity", "model.dtype=float32, or a lower optim.lr")

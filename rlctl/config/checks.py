@@ -1,0 +1,82 @@
+"""Checks that need no torch and no model: bounds of single keys, then keys against each other, all reported together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from rlctl.config.schema import Config, FunctionRewardConfig, ModelRewardConfig, PPOConfig, ValueInit
+
+_BOUNDS = {
+    "ge": (lambda v, b: v >= b, "at least"),
+    "gt": (lambda v, b: v > b, "greater than"),
+    "le": (lambda v, b: v <= b, "at most"),
+    "lt": (lambda v, b: v < b, "less than"),
+}
+
+
+def problems(config: Config) -> list[str]:
+    """Everything wrong with a config that can be seen without loading anything, one line each; empty if sound."""
+    return [*_bounds(config, ""), *_null_words(config, ""), *_together(config)]
+
+
+def _bounds(node: Any, prefix: str) -> Iterator[str]:
+    for f in dataclasses.fields(node):
+        value, name = getattr(node, f.name), f"{prefix}{f.name}"
+        if dataclasses.is_dataclass(value):
+            yield from _bounds(value, f"{name}.")
+            continue
+        for key, bound in f.metadata.items():
+            holds, words = _BOUNDS[key]
+            # `not holds` rather than the opposite comparison: NaN fails every bound
+            if value is not None and not holds(value, bound):
+                yield f"{name}={value}: must be {words} {bound}"
+
+
+def _null_words(node: Any, prefix: str) -> Iterator[str]:
+    """On the command line `none` is a string; a key that takes text would look for a file of that name."""
+    for f in dataclasses.fields(node):
+        value, name = getattr(node, f.name), f"{prefix}{f.name}"
+        if dataclasses.is_dataclass(value):
+            yield from _null_words(value, f"{name}.")
+        elif type(value) is str and value.lower() in ("none", "~") and name != "run.tracker":
+            yield f"{name}={value}: this is the word {value!r}; write {name}=null for no value"
+        elif type(value) is str and value == "" and name != "run.dir":
+            yield f"{name} is empty"
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of n, ascending."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _nearest(wanted: int, valid: list[int]) -> str:
+    below = [d for d in valid if d <= wanted][-1:]
+    above = [d for d in valid if d > wanted][:1]
+    return " or ".join(str(d) for d in below + above)
+
+
+def _together(config: Config) -> Iterator[str]:
+    algo, total = config.algo, config.samples_per_step
+    if algo.minibatches >= 1 and total >= 1 and total % algo.minibatches:
+        yield (
+            f"algo.minibatches={algo.minibatches} does not divide the {total} samples of a step "
+            f"(rollout.prompts_per_step={config.rollout.prompts_per_step} x algo.samples_per_prompt={algo.samples_per_prompt}); "
+            f"nearest: algo.minibatches={_nearest(algo.minibatches, divisors(total))}"
+        )
+    if algo.kl_target is not None and algo.kl_coef == 0:
+        yield "algo.kl_target needs algo.kl_coef > 0 to start from: the controller multiplies it"
+    if algo.max_kl is not None and config.run.save_every is not None and config.run.keep < 2:
+        yield "algo.max_kl needs run.keep of at least 2: the newest checkpoint may be the one past the limit"
+    if isinstance(algo, PPOConfig) and algo.value_warmup_steps >= config.steps:
+        yield f"algo.value_warmup_steps={algo.value_warmup_steps} leaves none of the {config.steps} steps for the policy"
+    if config.value.init is ValueInit.reward and not isinstance(config.reward, ModelRewardConfig):
+        yield (
+            "value=reward needs a reward model to start from, and the reward is the function "
+            f"{config.reward.path}; write value=policy, or reward=model:PATH"
+        )
+    if isinstance(config.reward, FunctionRewardConfig) and "." not in config.reward.path:
+        yield f"reward=fn:{config.reward.path}: expected the dotted path of a function, such as fn:mypkg.count_good"
+    if config.optim.warmup_updates > config.updates:
+        yield f"optim.warmup_updates={config.optim.warmup_updates} is more than the {config.updates} updates of the run"

@@ -1,0 +1,232 @@
+"""From the command line to a typed, checked Config: the only module, with its neighbours here, that sees Hydra.
+
+`run` hands each composed job to a task, once for a single run and once per member of a sweep. `--cfg`, `--info` and the
+other flags of Hydra's own are left to Hydra.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlctl.config import explain, shorthand
+from rlctl.config.checks import problems
+from rlctl.config.paths import conf_dir
+from rlctl.config.schema import OPTIONS, AlgoConfig, Config, RewardConfig
+from rlctl.errors import ConfigError
+
+# keys that hold a local path or an id: a relative path is looked up in the recipe, or the working folder
+_PATH_KEYS = (("model", "path"), ("data", "path"), ("data", "chat_template"), ("reward", "path"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One composed run."""
+
+    config: Config
+    run_dir: Path
+    overrides: list[str]
+    number: int | None
+    """Number of the sweep member; None for a single run."""
+
+
+def _open(schema: Any) -> DictConfig:
+    """The schema of a frozen dataclass that can still be overridden: OmegaConf makes frozen classes read-only."""
+    node = OmegaConf.structured(schema)
+
+    def thaw(n: DictConfig) -> None:
+        OmegaConf.set_readonly(n, None)
+        for key in n:
+            child = n._get_node(key)
+            if isinstance(child, DictConfig) and not child._is_none():
+                thaw(child)
+
+    thaw(node)
+    return node
+
+
+def _root_schema() -> DictConfig:
+    # the groups with typed options start from what the options share, so that any of them can be merged in
+    return _open(Config(algo=AlgoConfig(), reward=RewardConfig()))
+
+
+@functools.cache
+def _fresh_dir(base: str) -> str:
+    """base/DATE/TIME, made here so that two runs started in one second do not share a folder."""
+    day = Path(base) / time.strftime("%Y-%m-%d")
+    day.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("%H-%M-%S")
+    for suffix in ["", *(f"_{i}" for i in range(2, 1000))]:
+        path = day / f"{stamp}{suffix}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return str(path)
+    raise ConfigError(f"no free run folder under {day}", hint="hydra.run.dir=PATH")
+
+
+def _register(recipe: Path | None) -> None:
+    store = ConfigStore.instance()
+    store.store(group="schema", name="config", node=_root_schema())
+    for group, options in OPTIONS.items():
+        for name, cls in options.items():
+            store.store(group=f"schema/{group}", name=name, node=_open(cls))
+    shorthand.register(str(recipe) if recipe else None)
+    OmegaConf.register_new_resolver("rlctl_fresh_dir", _fresh_dir, replace=True)
+
+
+def _groups(recipe: Path | None) -> set[str]:
+    roots = [conf_dir(), *([recipe] if recipe else [])]
+    return {str(p.relative_to(root)) for root in roots for p in root.rglob("*") if p.is_dir() and any(p.glob("*.yaml"))}
+
+
+def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None]) -> None:
+    """Compose and run `task` for each job; or print what --cfg, --info, ... ask for.
+
+    Raises:
+        ConfigError: anything wrong with the command line or the config, all problems in one.
+    """
+    parser = get_args_parser()
+    explain.raise_unknown_option(argv, parser._option_string_actions)
+    args = parser.parse_args(argv)
+    _register(recipe)
+    _check_overrides(explain.parse_overrides(args.overrides), _groups(recipe))
+    name = "config" if recipe and (recipe / "config.yaml").is_file() else "base"
+    # Hydra prints and exits on its own errors unless asked for the exceptions themselves
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    user_overrides = list(args.overrides)
+    try:
+        _run_hydra(args, parser, lambda cfg: task(_job(cfg, recipe)), str(conf_dir()), name)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _explained(error, name, user_overrides) from error
+    except ValueError as error:  # Hydra's word for flags that exclude each other; a task raises nothing
+        raise ConfigError(str(error), hint="rlctl train --help") from error
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _check_overrides(overrides: list[Any], groups: set[str]) -> None:
+    lines = explain.unknown_keys(overrides, groups)
+    if lines:
+        raise ConfigError("unknown key" + ("s" if len(lines) > 1 else ""), "\n".join(lines), "rlctl train --help lists every key")
+
+
+def _explained(error: Exception, name: str, overrides: list[str]) -> ConfigError:
+    """Every override that cannot be composed, found by composing each alone beside the choices of options."""
+    from hydra import compose, initialize_config_dir
+
+    lines: list[str] = []
+    parsed = explain.parse_overrides(overrides)
+    choices = [o.input_line for o in parsed if "." not in o.key_or_group and not o.is_sweep_override()]
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        for o in parsed:
+            alone = [o.input_line] if o.input_line in choices else [*choices, o.input_line]
+            try:
+                if not o.is_sweep_override():
+                    compose(name, alone)
+            except (HydraException, OmegaConfBaseException) as e:
+                lines.append(explain.composition(e))
+    lines = list(dict.fromkeys(lines)) or [explain.composition(error)]
+    return ConfigError("the config cannot be composed", "\n".join(lines), "rlctl train --help lists every option and key")
+
+
+def _job(cfg: DictConfig, recipe: Path | None) -> Job:
+    hydra = HydraConfig.get()
+    run_dir = Path(hydra.runtime.output_dir).resolve()
+    sweep = hydra.mode == RunMode.MULTIRUN
+    overrides = list(hydra.overrides.task)
+    paths = [str(p) for p in ([recipe] if recipe else [])] + [os.getcwd()]
+    typed = OmegaConf.to_object(cfg)
+    assert isinstance(typed, Config)
+    typed = replace(typed, run=replace(typed.run, dir=str(run_dir), import_paths=paths))
+    typed = _resolve_paths(typed, overrides, recipe)
+    return Job(typed, run_dir, overrides, int(hydra.job.num) if sweep else None)
+
+
+def _resolve_paths(config: Config, overrides: list[str], recipe: Path | None) -> Config:
+    """Make existing relative paths absolute: those a recipe's files hold against the recipe, typed ones against here."""
+    typed = {part for text in overrides for part in [text.lstrip("+").partition("=")[0]]}
+    for group, key in _PATH_KEYS:
+        node = getattr(config, group)
+        value = getattr(node, key)
+        if value in (None, "builtin", "?") or (group == "reward" and node.kind == "fn"):
+            continue
+        from_recipe = recipe is not None and not {group, f"{group}.{key}"} & typed
+        base = recipe if from_recipe and recipe is not None else Path.cwd()
+        path = Path(value).expanduser()
+        full = path if path.is_absolute() else base / path
+        if full.exists() or _looks_local(value):
+            config = replace(config, **{group: replace(node, **{key: str(full)})})
+    return config
+
+
+def _looks_local(value: str) -> bool:
+    """A path by its form, so that a missing file is never taken for the name of something on a hub."""
+    return value.startswith((".", "/", "~")) or value.endswith((".jsonl", ".json", ".csv", ".parquet", ".jinja"))
+
+
+def check(config: Config) -> None:
+    """Raise one ConfigError with every problem that the config alone shows."""
+    found = problems(config)
+    if found:
+        what = "the config has a problem" if len(found) == 1 else f"the config has {len(found)} problems"
+        raise ConfigError(what, "\n".join(found))
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the resolved config as YAML; `load` reads it back to an equal Config."""
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(_plain(config))))
+
+
+def _plain(node: Any) -> Any:
+    if is_dataclass(node):
+        return {f.name: _plain(getattr(node, f.name)) for f in fields(node)}
+    if isinstance(node, list):
+        return [_plain(v) for v in node]
+    return str(node) if isinstance(node, str) else node
+
+
+def load(path: Path) -> Config:
+    """Read a resolved config written by `save`.
+
+    Raises:
+        ConfigError: the file is missing, or holds keys or values that this version does not know.
+    """
+    if not path.is_file():
+        raise ConfigError(f"no resolved config at {path}", hint="a run folder made by `rlctl train` holds config.yaml")
+    raw = OmegaConf.load(path)
+    schema = _root_schema()
+    try:
+        for group, field in (("algo", "name"), ("reward", "kind")):
+            schema = OmegaConf.merge(schema, {group: _open(OPTIONS[group][raw[group][field]])})
+        config = OmegaConf.to_object(OmegaConf.merge(schema, raw))
+    except (OmegaConfBaseException, KeyError) as error:
+        raise ConfigError(f"{path} cannot be read", explain.composition(error)) from error
+    assert isinstance(config, Config)
+    return config
+
+
+def use_import_paths(config: Config) -> None:
+    """Put the recipe folder, then the working folder, first on sys.path: a console script has neither."""
+    for path in reversed(config.run.import_paths):
+        if path in sys.path:
+            sys.path.remove(path)
+        sys.path.insert(0, path)

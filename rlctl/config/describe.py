@@ -1,0 +1,85 @@
+"""The keys of the config as text: name, type, default and the documentation that stands beneath each field."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rlctl.config import schema
+
+
+@dataclass(frozen=True)
+class Key:
+    """One config key."""
+
+    name: str
+    default: str
+    doc: str
+
+
+@cache
+def _field_docs() -> dict[str, dict[str, str]]:
+    """Class name -> field name -> the string literal beneath the field in schema.py."""
+    docs: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(schema)).body:
+        if isinstance(node, ast.ClassDef):
+            fields = docs.setdefault(node.name, {})
+            for before, after in zip(node.body, node.body[1:], strict=False):
+                is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and is_text:
+                    fields[before.target.id] = " ".join(str(after.value.value).split())
+    return docs
+
+
+def _doc(cls: type, name: str) -> str:
+    return next((d for c in cls.__mro__ if (d := _field_docs().get(c.__name__, {}).get(name))), "")
+
+
+def _default(f: dataclasses.Field[Any]) -> str:
+    value = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def keys(cls: type, prefix: str) -> list[Key]:
+    """The keys of one config class in order, the ones it inherits first."""
+    return [Key(f"{prefix}{f.name}", _default(f), _doc(cls, f.name)) for f in dataclasses.fields(cls)]
+
+
+def groups() -> list[tuple[str, str, list[Key]]]:
+    """(group, its one-line meaning, its keys) for every group; options with keys of their own follow as `algo=ppo`."""
+    out: list[tuple[str, str, list[Key]]] = []
+    for f in dataclasses.fields(schema.Config):
+        if f.name in schema.OPTIONS:
+            base = schema.AlgoConfig if f.name == "algo" else schema.RewardConfig
+            shared = {g.name for g in dataclasses.fields(base)}
+            out.append((f.name, _title(base), keys(base, f"{f.name}.")))
+            for option, cls in schema.OPTIONS[f.name].items():
+                own = [k for k in keys(cls, f"{f.name}.") if k.name.split(".")[1] not in shared or k.name.endswith(".path")]
+                out.append((f"{f.name}={option}", _title(cls), own))
+        elif f.default_factory is not dataclasses.MISSING:
+            cls = f.default_factory
+            out.append((f.name, _title(cls), keys(cls, f"{f.name}.")))  # type: ignore[arg-type]
+    return out
+
+
+def _title(cls: Any) -> str:
+    return (inspect.getdoc(cls) or "").splitlines()[0]
+
+
+@cache
+def known_keys() -> tuple[str, ...]:
+    """Every key that any option has, groups included."""
+    names = {"seed"}
+    for f in dataclasses.fields(schema.Config):
+        if f.default_factory is dataclasses.MISSING:
+            continue
+        names.add(f.name)
+        for cls in schema.OPTIONS.get(f.name, {"": f.default_factory}).values():
+            names |= {k.name for k in keys(cls, f"{f.name}.")}  # type: ignore[arg-type]
+    return tuple(sorted(names))

@@ -1,0 +1,148 @@
+"""Turns what Hydra and OmegaConf say about a command line into errors with a cause and something to type instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from rlctl.config.describe import known_keys
+from rlctl.config.schema import OPTIONS
+from rlctl.config.shorthand import KINDS
+from rlctl.errors import ConfigError, nearest
+
+
+# what the same thing is called elsewhere
+_ALIASES = {
+    "learning_rate": "optim.lr",
+    "lr": "optim.lr",
+    "batch_size": "rollout.prompts_per_step",
+    "per_device_train_batch_size": "optim.microbatch_size",
+    "micro_batch_size": "optim.microbatch_size",
+    "num_ppo_epochs": "algo.epochs",
+    "ppo_epochs": "algo.epochs",
+    "num_mini_batches": "algo.minibatches",
+    "cliprange": "algo.clip_range",
+    "cliprange_value": "algo.clip_range_value",
+    "beta": "algo.kl_coef",
+    "init_kl_coef": "algo.kl_coef",
+    "gamma": "algo.discount",
+    "lam": "algo.gae_lambda",
+    "num_generations": "algo.samples_per_prompt",
+    "response_length": "rollout.max_new_tokens",
+    "max_completion_length": "rollout.max_new_tokens",
+    "total_steps": "run.steps",
+    "max_steps": "run.steps",
+    "stop_token": "rollout.stop",
+}
+
+
+_LISTS = ("rollout.stop",)
+
+
+def nearest_key(key: str) -> str | None:
+    """The config key most like `key`; a key whose last part is right in the wrong group counts as near."""
+    last = key.rsplit(".", 1)[-1]
+    same = [k for k in known_keys() if k.rsplit(".", 1)[-1] == last]
+    if same:
+        return nearest(key, same) or same[0]
+    if alias := nearest(last, _ALIASES):
+        return _ALIASES[alias]
+    group, dot, _ = key.partition(".")
+    inside = [k for k in known_keys() if dot and k.startswith(f"{group}.")]
+    # inside the right group compare the last parts alone: a shared prefix would make everything look alike
+    if inside and (found := nearest(last, [k.partition(".")[2] for k in inside])):
+        return f"{group}.{found}"
+    return nearest(key, known_keys())
+
+
+def parse_overrides(texts: list[str]) -> list[Override]:
+    """Parse overrides; every one that does not parse is named, with a form that does.
+
+    Raises:
+        ConfigError: some override is not `key=value`, or its value needs quotes.
+    """
+    parser, parsed, bad = OverridesParser.create(), [], []
+    for text in texts:
+        try:
+            parsed += parser.parse_overrides([text])
+        except HydraException:
+            bad.append(text)
+    if bad:
+        why = [f"{text}: {_why_unparsed(text)}" for text in bad]
+        hints = [quoted(text) for text in bad if "=" in text]
+        raise ConfigError("the command line cannot be read", "\n".join(why), "\n".join(hints) or "rlctl train algo.kl_coef=0.1")
+    return parsed
+
+
+def _why_unparsed(text: str) -> str:
+    if "=" not in text:
+        return "an override has the form key=value"
+    return "a value with = # < > & { } [ ] , ' or blanks needs quotes inside the shell's own"
+
+
+def quoted(text: str) -> str:
+    """`stop=a=b` -> `'stop="a=b"'`, ready to paste into a shell."""
+    key, _, value = text.partition("=")
+    is_list = key in _LISTS
+    value = (value.strip("[]") if is_list else value).strip("\"'").replace("\\", "\\\\").replace('"', '\\"')
+    form = f'{key}=["{value}"]' if is_list else f'{key}="{value}"'
+    return "'" + form.replace("'", "'\\''") + "'"
+
+
+def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
+    """One line for every override whose key no option has, and for every + that would add a dead key."""
+    groups, lines = set(groups), []
+    for o in overrides:
+        key = o.key_or_group
+        if key == "hydra" or key.startswith(("hydra.", "hydra/")) or key in groups:
+            continue
+        if key not in known_keys():
+            near = nearest_key(key)
+            lines.append(f"{o.input_line}: there is no key {key!r}" + (f"; did you mean {near}?" if near else ""))
+        elif o.is_add() or o.is_force_add():
+            lines.append(f"{o.input_line}: {key} exists already; write it without +")
+        elif o.is_delete():
+            lines.append(f"{o.input_line}: {key} cannot be removed; write {key}=null for no value")
+    return lines
+
+
+def composition(error: Exception) -> str:
+    """One readable line for an error that Hydra or OmegaConf raised while composing."""
+    text = str(error)
+    if found := re.search(r"Could not find '([^']+)'.*?Available options in '[^']+':\n(.*?)(?:\nConfig search path|\Z)", text, re.S):
+        group, _, option = found[1].partition("/")
+        options = [o.strip() for o in found[2].splitlines() if o.strip()]
+        kinds = [k for g, k in KINDS if g == group]
+        near = nearest(option.partition(":")[0], [*options, *kinds]) or nearest(option, options)
+        listing = ", ".join([*options, *(f"{k}:..." for k in kinds)])
+        return f"{group}={option}: no such option" + (f"; did you mean {group}={near}?" if near else "") + f" (there are: {listing})"
+    if found := re.search(r"Could not override '([^']+)'", text):
+        return f"{found[1]}: the chosen options have no such key" + _owners(found[1])
+    cause = error.__cause__ if error.__cause__ is not None else error
+    key = getattr(cause, "full_key", None)
+    message = str(cause).strip().splitlines()[0]
+    return f"{key}: {message}" if key and key not in message else message
+
+
+def _owners(key: str) -> str:
+    group, _, name = key.partition(".")
+    owners = [o for o, cls in OPTIONS.get(group, {}).items() if name in {f.name for f in fields(cls)}]
+    return "; " + " and ".join(f"{group}={o}" for o in owners) + (" has it" if len(owners) == 1 else " have it") if owners else ""
+
+
+def raise_unknown_option(argv: list[str], known: Iterable[str]) -> None:
+    """Refuse an option (`--cgf`) that the command does not have, with the nearest one that it has."""
+    known = list(known)
+    for arg in argv:
+        if not arg.startswith("-") or arg == "-" or "=" in arg.split("--", 1)[0]:
+            continue
+        name = arg.partition("=")[0]
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"did you mean {near}?" if near else "rlctl train --help"
+            raise ConfigError(f"unknown option {name}", hint=hint)

@@ -1,0 +1,76 @@
+"""The texts of --help, made from the config groups and their documentation. No Hydra, no torch."""
+
+from __future__ import annotations
+
+import textwrap
+
+from rlctl import __version__
+from rlctl.config import describe
+from rlctl.config.paths import conf_dir
+
+_OVERVIEW = """\
+rlctl {version}: online RLHF fine-tuning of language models, driven by configs
+
+  rlctl train [RECIPE_DIR] [key=value ...]   train; without arguments, the built-in policy, prompts and reward
+  rlctl train -m key=a,b ...                 a sweep: one run for each combination
+  rlctl train --cfg job                      print the config instead of running it
+  rlctl train --help                         every config group and key
+  rlctl --version
+
+examples
+  rlctl train                                             PPO on a tiny built-in policy, offline, a minute or two
+  rlctl train algo=ppo reward=fn:mypkg.count_good         your own Python function, from mypkg.py in this folder
+  rlctl train model=hf:PATH data=file:prompts.jsonl reward=model:REWARD_MODEL
+
+--traceback after any command shows the traceback of an error.
+"""
+
+_TRAIN = """\
+rlctl train [RECIPE_DIR] [key=value ...] [-m] [--cfg job|hydra|all] [--info] [--hydra-help] [--traceback]
+
+  RECIPE_DIR      a folder with config.yaml (and reward.py, data/, own options): they win over the built-in ones
+  key=value       override a key; GROUP=OPTION chooses an option
+  -m, --multirun  one run for each combination of comma-separated values
+  --cfg job       print the config; --info shows where it came from
+
+words
+  prompt, response   what the policy is given, and what it writes
+  score              what the reward gives a response; reward: the per-token signal after KL
+  step               one rollout (prompts_per_step x samples_per_prompt responses) and its updates
+  epoch              one pass over the rollout inside a step
+  update             one optimizer step, on one minibatch
+
+config groups (GROUP=OPTION)
+{groups}
+keys (default)
+{keys}"""
+
+
+def overview() -> str:
+    """`rlctl --help`."""
+    return _OVERVIEW.format(version=__version__)
+
+
+def train() -> str:
+    """`rlctl train --help`."""
+    return _TRAIN.format(groups=_groups(), keys=_keys())
+
+
+def _groups() -> str:
+    more = {"reward": ["fn:MODULE.FUNCTION", "model:PATH_OR_HUB_ID"], "model": ["hf:PATH_OR_HUB_ID"], "data": ["file:PATH", "hf:NAME"]}
+    lines = []
+    for name, title, _ in describe.groups():
+        if "=" not in name:
+            options = sorted(p.stem for p in (conf_dir() / name).glob("*.yaml"))
+            lines.append(f"  {name:<8} {', '.join([*options, *more.get(name, [])])}\n           {title}")
+    return "\n".join(lines) + "\n"
+
+
+def _keys() -> str:
+    lines = ["  seed (0)", "      Seeds prompt order, sampling and new weights."]
+    for name, title, keys in describe.groups():
+        lines.append(f"\n  {name}: {title}")
+        for key in keys:
+            lines.append(f"  {key.name} ({key.default})")
+            lines += textwrap.wrap(key.doc, 110, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines) + "\n"

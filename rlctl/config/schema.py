@@ -1,0 +1,382 @@
+"""Every config group as a typed, frozen dataclass: the vetted default of each key and, beneath it, what it means.
+
+Knows nothing of Hydra, YAML or torch. Bounds stand in each field's metadata and are checked by `checks.problems`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, List, Optional  # noqa: UP035  OmegaConf reads the typing generics
+
+
+def bounded(default: Any, **bounds: float) -> Any:
+    """A field with bounds: ge, gt, le, lt."""
+    return field(default=default, metadata=bounds)
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Overlong(StrEnum):
+    error = "error"
+    drop = "drop"
+    cut = "cut"
+
+
+class KLEstimator(StrEnum):
+    k1 = "k1"
+    k3 = "k3"
+
+
+class ScoreNormalization(StrEnum):
+    none = "none"
+    running = "running"
+
+
+class FunctionFormat(StrEnum):
+    auto = "auto"
+    text = "text"
+    messages = "messages"
+
+
+class AppendEos(StrEnum):
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
+class ValueInit(StrEnum):
+    auto = "auto"
+    policy = "policy"
+    reward = "reward"
+
+
+class Schedule(StrEnum):
+    linear = "linear"
+    cosine = "cosine"
+    constant = "constant"
+
+
+class ConsoleMode(StrEnum):
+    live = "live"
+    plain = "plain"
+    quiet = "quiet"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+class MixedPrecision(StrEnum):
+    auto = "auto"
+    no = "no"
+    bf16 = "bf16"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The policy."""
+
+    path: str = "builtin"
+    """A folder or hub id of a decoder-only transformers model; `builtin` is the tiny one that ships with rlctl."""
+    revision: Optional[str] = None
+    """Branch, tag or commit of a hub id."""
+    dtype: Dtype = Dtype.auto
+    """Type of the weights of policy, reference and value model. auto: float32, so that small updates are not lost."""
+    attn_implementation: Optional[str] = None
+    """Passed to transformers: eager, sdpa, flash_attention_2, ...  null: transformers chooses."""
+    trust_remote_code: bool = False
+    """Run Python code that a model repository brings. Off unless you trust it."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time per update."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The prompts."""
+
+    path: str = "builtin"
+    """A .jsonl, .json, .csv or .parquet file, a folder from `datasets.save_to_disk`, a hub name, or `builtin`."""
+    name: Optional[str] = None
+    """Configuration (subset) of a hub data set."""
+    split: str = "train"
+    """Split of a saved or hub data set."""
+    prompt_column: str = "prompt"
+    """Column with the prompt: a text, or a list of chat messages {role, content}."""
+    limit: Optional[int] = bounded(None, ge=1)
+    """Use only the first rows of the data."""
+    shuffle: bool = True
+    """A new seeded order each epoch; false keeps the file's order."""
+    max_prompt_tokens: Optional[int] = bounded(None, ge=1)
+    """Longest prompt in tokens. null: what the model's context leaves beside rollout.max_new_tokens."""
+    overlong: Overlong = Overlong.error
+    """What happens to a longer prompt: error names it, drop leaves its row out, cut removes its front."""
+    wrap_as_chat: bool = False
+    """Treat a text prompt as one user message and apply the chat template."""
+    chat_template: Optional[str] = None
+    """A Jinja file used in place of the tokenizer's own chat template."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Sampling."""
+
+    prompts_per_step: int = bounded(64, ge=1)
+    """Prompts sampled in one step, over all devices."""
+    max_new_tokens: int = bounded(24, ge=1)
+    """Longest response in tokens; one without an end token by then is marked truncated."""
+    temperature: float = bounded(1.0, gt=0)
+    """Divides the logits when sampling, and in every log-probability of policy and reference."""
+    top_p: float = bounded(1.0, gt=0, le=1)
+    """Nucleus sampling. 1.0 samples the whole vocabulary; less makes sampling differ from the policy being trained."""
+    top_k: int = bounded(0, ge=0)
+    """Sample among the k likeliest tokens. 0 samples the whole vocabulary."""
+    stop: List[str] = field(default_factory=list)
+    """Texts that end a response, beside every end token of the model."""
+    batch_size: Optional[int] = bounded(None, ge=1)
+    """Sequences generated at once on a device. null: all of the step's."""
+
+
+@dataclass(frozen=True)
+class AlgoConfig:
+    """Keys that every algorithm shares."""
+
+    name: str = "?"
+    """Which algorithm; set by the config group."""
+    kl_coef: float = bounded(0.05, ge=0)
+    """beta, the price of a nat of KL from the reference (the policy as it started)."""
+    kl_estimator: KLEstimator = KLEstimator.k1
+    """Per-token estimate of the KL: k1 is unbiased and may be negative, k3 is never negative."""
+    kl_target: Optional[float] = bounded(None, gt=0)
+    """Adaptive controller: steer kl_coef so that the KL per response stays near this many nats."""
+    kl_horizon: int = bounded(10_000, ge=1)
+    """Adaptive controller: responses over which kl_coef may change by a factor of about 1.2."""
+    max_kl: Optional[float] = bounded(None, gt=0)
+    """Stop the run when the mean KL per response passes this many nats; the last good checkpoint is kept."""
+    samples_per_prompt: int = bounded(1, ge=1)
+    """Responses sampled for each prompt."""
+    epochs: int = bounded(4, ge=1)
+    """Passes over the rollout in one step."""
+    minibatches: int = bounded(1, ge=1)
+    """Optimizer updates in one epoch; the rollout is split evenly among them."""
+    clip_range: float = bounded(0.2, gt=0)
+    """epsilon of the clipped policy loss."""
+    target_kl: Optional[float] = bounded(None, gt=0)
+    """End the inner epochs of a step early once the mean approximate KL to the sampling policy passes this."""
+    entropy_coef: float = bounded(0.0, ge=0)
+    """Weight of the entropy bonus."""
+    missing_eos_penalty: float = bounded(0.0, ge=0)
+    """Subtracted from the score of a response that was cut at max_new_tokens."""
+    mask_truncated: bool = False
+    """Leave responses that were cut out of the loss: they give no gradient."""
+    score_clip: Optional[float] = bounded(None, gt=0)
+    """Clip scores to [-score_clip, score_clip], after normalisation."""
+    score_normalization: ScoreNormalization = ScoreNormalization.none
+    """running: subtract the running mean of all scores so far and divide by their running standard deviation."""
+
+
+@dataclass(frozen=True)
+class PPOConfig(AlgoConfig):
+    """Proximal policy optimisation with a value model."""
+
+    name: str = "ppo"
+    clip_range_value: Optional[float] = bounded(0.2, gt=0)
+    """How far a new value may move from the old one before its loss is clipped; null does not clip."""
+    vf_coef: float = bounded(0.1, ge=0)
+    """Weight of the value loss."""
+    discount: float = bounded(1.0, gt=0, le=1)
+    """gamma."""
+    gae_lambda: float = bounded(0.95, ge=0, le=1)
+    """lambda of generalised advantage estimation."""
+    whiten_advantages: bool = True
+    """Whiten the advantages over all real tokens of the rollout."""
+    whiten_rewards: bool = False
+    """Divide the token rewards by their standard deviation, without moving their mean."""
+    value_warmup_steps: int = bounded(0, ge=0)
+    """First steps that train the value model alone."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """Keys that every reward shares."""
+
+    kind: str = "?"
+    """Which reward; set by the config group."""
+    path: str = "?"
+    """Set by the config group or by the shorthand reward=KIND:PATH."""
+    keep_special_tokens: bool = False
+    """Show the reward special tokens (the end token too); padding is never shown."""
+
+
+@dataclass(frozen=True)
+class FunctionRewardConfig(RewardConfig):
+    """A Python function."""
+
+    kind: str = "fn"
+    path: str = "rlctl.builtin.count_good"
+    """Dotted path of the function, importable from the recipe folder or the working folder."""
+    format: FunctionFormat = FunctionFormat.auto
+    """What `prompts` and `completions` are: text, or messages as in TRL. auto: messages for chat prompts, and where
+    the function's annotation asks for them; text otherwise."""
+
+
+@dataclass(frozen=True)
+class ModelRewardConfig(RewardConfig):
+    """A reward model: a sequence classifier with one label."""
+
+    kind: str = "model"
+    path: str = "builtin"
+    """A folder or hub id; `builtin` is the tiny one that ships with rlctl."""
+    revision: Optional[str] = None
+    """Branch, tag or commit of a hub id."""
+    dtype: Dtype = Dtype.auto
+    """Type of the reward model's weights. auto: float32."""
+    trust_remote_code: bool = False
+    """Run Python code that a model repository brings. Off unless you trust it."""
+    batch_size: int = bounded(32, ge=1)
+    """Texts scored at once on a device."""
+    max_length: Optional[int] = bounded(None, ge=1)
+    """Longest text in the reward model's tokens; a longer one loses its front. null: what the model takes."""
+    append_eos: AppendEos = AppendEos.auto
+    """Close a finished response with the reward model's own end token. auto: if it shares the policy's vocabulary."""
+
+
+@dataclass(frozen=True)
+class ValueConfig:
+    """The value model (PPO)."""
+
+    init: ValueInit = ValueInit.auto
+    """auto: from the reward model if it is a decoder of the policy's vocabulary, else from the policy.
+    policy: the policy's backbone and a fresh head near 0. reward: backbone and head of the reward model."""
+    lr: Optional[float] = bounded(None, gt=0)
+    """Learning rate of the value model. null: the policy's."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW and its schedule. One update is one optimizer step."""
+
+    lr: Optional[float] = bounded(None, ge=0)
+    """Peak learning rate. null: 0.5 / sqrt(number of policy parameters), at most 1e-3; printed at the start."""
+    schedule: Schedule = Schedule.linear
+    """linear and cosine reach 0 after the last planned update; constant stays."""
+    warmup_updates: int = bounded(0, ge=0)
+    """Updates over which the learning rate rises from 0."""
+    max_grad_norm: float = bounded(1.0, gt=0)
+    """Gradients are scaled down to this norm, policy and value model each by its own."""
+    weight_decay: float = bounded(0.0, ge=0)
+    """Decoupled weight decay."""
+    beta1: float = bounded(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = bounded(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    eps: float = bounded(1e-8, gt=0)
+    """Term that keeps the denominator from 0."""
+    microbatch_size: int = bounded(16, ge=1)
+    """Sequences in one forward and backward pass on a device. Lower it when memory runs out: results stay the same."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Length of the run and what is written. One step is one rollout and its updates."""
+
+    steps: int = bounded(40, ge=1)
+    """Steps to train."""
+    save_every: Optional[int] = bounded(None, ge=1)
+    """Write a checkpoint every n steps. null: only the final policy."""
+    keep: int = bounded(2, ge=1)
+    """Checkpoints kept; older ones are removed once a newer one is complete."""
+    save_value: bool = False
+    """Write the value model too, with every checkpoint and at the end."""
+    samples_every: int = bounded(1, ge=1)
+    """Write all prompts, responses and scores of every n-th step."""
+    tracker: str = "auto"
+    """auto: TensorBoard if installed. none, tensorboard, or another tracker of accelerate (wandb, ...)."""
+    dir: str = ""
+    """The run folder; set by rlctl from hydra.run.dir."""
+    import_paths: List[str] = field(default_factory=list)
+    """Folders put first on sys.path: the recipe, then the working folder; set by rlctl."""
+
+
+@dataclass(frozen=True)
+class ConsoleConfig:
+    """What is shown while training."""
+
+    mode: ConsoleMode = ConsoleMode.live
+    """live: a view that updates in place (plain lines without a terminal). plain: one line a step. quiet: errors only."""
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Where it runs."""
+
+    device: Device = Device.auto
+    """auto: a GPU if there is one, else the CPU."""
+    mixed_precision: MixedPrecision = MixedPrecision.auto
+    """Autocast in forward passes. auto: bf16 on a GPU that has it, else no. Losses and log-probabilities stay float32."""
+
+
+@dataclass(frozen=True)
+class DebugConfig:
+    """Help in finding faults."""
+
+    max_steps: Optional[int] = bounded(None, ge=1)
+    """Cut the run to so many steps; the learning-rate schedule is that of the shorter run."""
+    checks: bool = False
+    """Verify in each step, before the first update, that ratio is 1 and that in step 1 the KL is 0."""
+    anomaly: bool = False
+    """Let autograd name the operation that made a NaN. Slow."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole of a run."""
+
+    seed: int = bounded(0, ge=0)
+    """Seeds prompt order, sampling and new weights."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=FunctionRewardConfig)
+    value: ValueConfig = field(default_factory=ValueConfig)
+    algo: AlgoConfig = field(default_factory=PPOConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
+
+    @property
+    def samples_per_step(self) -> int:
+        """B: responses in one step, over all devices."""
+        return self.rollout.prompts_per_step * self.algo.samples_per_prompt
+
+    @property
+    def minibatch_size(self) -> int:
+        """Responses in one update, over all devices."""
+        return self.samples_per_step // self.algo.minibatches
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run, after debug.max_steps."""
+        return min(self.run.steps, self.debug.max_steps or self.run.steps)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates planned for the run."""
+        return self.steps * self.algo.epochs * self.algo.minibatches
+
+
+# One entry per option that has keys of its own; the first field of each (`name`, `kind`) tells them apart in a saved config.
+OPTIONS: dict[str, dict[str, type]] = {
+    "algo": {"ppo": PPOConfig},
+    "reward": {"fn": FunctionRewardConfig, "model": ModelRewardConfig},
+}

@@ -1,0 +1,133 @@
+"""Every logged name with its formula, one table; and the files a run's numbers go to.
+
+Sums run over real tokens (mask True) or responses of the whole step, all devices. `kl_t` is the configured estimator
+of log pi_old - log pi_ref at the sampling temperature.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlctl.rollout import Rollout, Samples
+from rlctl.tensors import Total, kl_estimate, masked, moments
+
+METRICS: dict[str, str] = {
+    "objective/scores": "mean of what the reward returned, untouched",
+    "objective/scores_std": "standard deviation of the scores over the step",
+    "objective/scores_min": "lowest score of the step",
+    "objective/scores_max": "highest score of the step",
+    "objective/adjusted_scores": "mean score after normalisation, clipping and the missing-end penalty",
+    "objective/kl": "mean over responses of sum_t kl_t, in nats; kl_t by algo.kl_estimator",
+    "objective/kl_k3": "mean over responses of sum_t k3_t, in nats; never negative",
+    "objective/kl_coef": "beta used in this step",
+    "objective/rlhf_reward": "objective/adjusted_scores - objective/kl_coef * objective/kl",
+    "objective/entropy": "mean over tokens of the entropy of the sampling policy, in nats, at the sampling temperature",
+    "policy/clipfrac": "share of tokens (ppo) whose ratio lies outside 1 +- clip_range, mean over the step's updates",
+    "policy/approxkl": "mean over tokens of (r - 1) - log r, r = pi_new / pi_old, mean over the step's updates",
+    "policy/ratio": "mean over tokens of pi_new / pi_old, mean over the step's updates",
+    "policy/grad_norm": "norm of the policy's gradient before clipping, mean over the step's updates",
+    "policy/lr": "learning rate of the step's last update",
+    "policy/updates": "optimizer updates done since the start",
+    "policy/epochs": "inner epochs done in this step; fewer than algo.epochs after a target_kl stop",
+    "value/explained_variance": "1 - Var(G - V) / Var(G) over tokens, before the step's updates; 1 is perfect",
+    "value/clipfrac": "share of tokens whose clipped value loss is the larger one, mean over the step's updates",
+    "value/mean": "mean value over tokens, before the step's updates",
+    "value/grad_norm": "norm of the value model's gradient before clipping, mean over the step's updates",
+    "loss/policy": "policy loss, mean over the step's updates",
+    "loss/value": "value loss before vf_coef, mean over the step's updates",
+    "loss/entropy": "mean entropy of the policy in training, only with entropy_coef > 0",
+    "responses/length": "mean response length in tokens, the end token included",
+    "responses/truncated": "share of responses cut at max_new_tokens without an end",
+    "prompts/length": "mean prompt length in tokens",
+    "tokens/per_second": "response tokens of the step / its seconds",
+    "tokens/padding": "share of the positions in the step's update passes that are padding",
+    "time/step": "seconds of the step",
+    "time/generate": "seconds sampling responses",
+    "time/score": "seconds in the reward",
+    "time/forward": "seconds for log-probs of policy and reference and for values, without gradient",
+    "time/update": "seconds in the inner epochs",
+    "time/save": "seconds writing checkpoints and files",
+    "progress/samples": "responses since the start",
+    "progress/epoch": "passes over the prompts since the start",
+}
+
+
+def check_names(metrics: dict[str, float]) -> None:
+    """Refuse a metric that the table does not explain.
+
+    Raises:
+        KeyError: it is not in METRICS.
+    """
+    if unknown := sorted(set(metrics) - set(METRICS)):
+        raise KeyError(f"metrics without a formula in METRICS: {', '.join(unknown)}")
+
+
+class MetricsFile:
+    """metrics.jsonl: one line a step, the step first."""
+
+    def __init__(self, run_dir: Path):
+        self.path = run_dir / "metrics.jsonl"
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Append a step's line. NaN and infinity, which JSON lacks, become null."""
+        check_names(metrics)
+        numbers = {k: (v if math.isfinite(v) else None) for k, v in sorted(metrics.items())}
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, **numbers}) + "\n")
+
+
+def rollout_metrics(rollout: Rollout, kl_coef: float, estimator: str, total: Total) -> dict[str, float]:
+    """What a rollout shows, over all devices."""
+    rows = torch.ones_like(rollout.scores, dtype=torch.bool)
+    mask = rollout.mask
+
+    def mean(x: Tensor) -> float:
+        return float(moments(x.float(), rows, total)[1])
+
+    count, scores, variance = moments(rollout.scores, rows, total)
+    adjusted, kl = mean(rollout.adjusted_scores), 0.0
+    metrics = {
+        "objective/scores": float(scores),
+        "objective/scores_std": float(variance) ** 0.5,
+        "objective/adjusted_scores": adjusted,
+        "objective/kl_coef": kl_coef,
+        "objective/entropy": float(moments(rollout.entropy, mask, total)[1]),
+        "responses/length": mean(mask.sum(1)),
+        "responses/truncated": mean(rollout.truncated),
+        "prompts/length": mean(rollout.sequences.prompt_mask.sum(1)),
+    }
+    if rollout.ref_logprobs is not None:
+        kl = mean(sequence_kl(rollout, estimator))
+        metrics |= {"objective/kl": kl, "objective/kl_k3": mean(sequence_kl(rollout, "k3"))}
+    return metrics | {"objective/rlhf_reward": adjusted - kl_coef * kl}
+
+
+def sequence_kl(rollout: Rollout, estimator: str) -> Tensor:
+    """(B,) KL of each response from the reference in nats, summed over its tokens."""
+    assert rollout.ref_logprobs is not None
+    return masked(kl_estimate(rollout.old_logprobs, rollout.ref_logprobs, estimator), rollout.mask).sum(1)
+
+
+def sample_rows(rollout: Rollout, samples: Samples, estimator: str) -> list[dict[str, Any]]:
+    """One record per response, for samples/step_NNNNNN.jsonl."""
+    kl = sequence_kl(rollout, estimator).tolist() if rollout.ref_logprobs is not None else [None] * len(samples)
+    lengths = rollout.mask.sum(1).tolist()
+    return [
+        {
+            "prompt": samples.prompts[i],
+            "response": samples.responses[i],
+            "score": float(rollout.scores[i]),
+            "adjusted_score": float(rollout.adjusted_scores[i]),
+            "kl": kl[i],
+            "length": lengths[i],
+            "truncated": samples.truncated[i],
+            "columns": {name: values[i] for name, values in samples.columns.items()},
+        }
+        for i in range(len(samples))
+    ]

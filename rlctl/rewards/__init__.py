@@ -1,0 +1,5 @@
+"""The rewards, one file each."""
+
+from rlctl.rewards.base import Reward
+
+__all__ = ["Reward"]

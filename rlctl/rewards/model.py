@@ -1,0 +1,92 @@
+"""A reward model: a sequence classifier with one label, over text, with its own tokenizer and chat template.
+
+Text is tokenised anew: no token id of the policy reaches the model. The score is read at the last real token, found from
+lengths: transformers' own search for the last id that is not the pad id misses the end token when the two are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+
+from rlctl.config.schema import AppendEos, ModelRewardConfig
+from rlctl.data import context_length
+from rlctl.errors import ModelError
+from rlctl.models import Source, is_causal, load_weights
+from rlctl.rollout import Samples
+from rlctl.tensors import length_groups, right_pad
+
+NEEDS_CLASSIFIER = "a sequence classifier with one label (AutoModelForSequenceClassification, num_labels=1): reward=model:PATH"
+
+
+def check_source(source: Source) -> None:
+    """Refuse what the config alone shows to be no reward model.
+
+    Raises:
+        ModelError: a language model without a score head, or more than one label.
+    """
+    kinds = [a for a in source.hf_config.architectures or [] if "SequenceClassification" not in a]
+    if kinds:
+        raise ModelError(f"the reward model {source.name} is a {kinds[0]}: its score head is missing", "a new head would be random", NEEDS_CLASSIFIER)
+    if source.hf_config.num_labels != 1:
+        raise ModelError(f"the reward model {source.name} has {source.hf_config.num_labels} labels, expected 1", hint=NEEDS_CLASSIFIER)
+
+
+class ModelReward:
+    """A frozen reward model."""
+
+    def __init__(self, config: ModelRewardConfig, source: Source, policy: Source, device: torch.device):
+        check_source(source)
+        self.name = f"model:{source.name}"
+        self.config, self.source, self.device = config, source, device
+        model = load_weights(AutoModelForSequenceClassification, source, "reward model", NEEDS_CLASSIFIER, num_labels=1)
+        self.model: Any = model.to(device).requires_grad_(False)
+        self.embeddings = self.model.get_input_embeddings().num_embeddings
+        # a decoder is read by us at the last real token; an encoder's own head sees the whole text anyway
+        self.is_decoder = isinstance(getattr(self.model, "score", None), nn.Linear) and is_causal(self.model)
+        self.append_eos = config.append_eos is AppendEos.always or (
+            config.append_eos is AppendEos.auto and source.shares_vocabulary(policy)
+        )
+        self.tokenizer = source.tokenizer
+        self.tokenizer.truncation_side = "left"  # too long a text loses its front: the response is at the end
+        own = self.tokenizer.pad_token_id
+        self.pad_id = own if own is not None and own < self.embeddings else 0
+        self.limit = self._limit()
+
+    def _limit(self) -> int | None:
+        limits = [self.config.max_length, context_length(self.source.hf_config)]
+        if self.tokenizer.model_max_length < 10**9:  # transformers' word for "not set" is 1e30
+            limits.append(self.tokenizer.model_max_length)
+        return min((x for x in limits if x is not None), default=None)
+
+    @torch.no_grad()
+    def score(self, samples: Samples) -> list[float]:
+        """The classifier's raw logit for each sample."""
+        rows = [self.encode(samples, i) for i in range(len(samples))]
+        scores = torch.empty(len(rows))
+        for group in length_groups(torch.tensor([len(r) for r in rows]), self.config.batch_size):
+            scores[group] = self._forward([rows[int(i)] for i in group]).float().cpu()
+        return scores.tolist()  # type: ignore[no-any-return]
+
+    def encode(self, samples: Samples, i: int) -> list[int]:
+        """Sample i as the reward model's own token ids; closed by its end token if it ended and that is asked for."""
+        close = self.append_eos and not samples.truncated[i] and self.tokenizer.eos_token_id is not None
+        if samples.messages is not None and self.tokenizer.chat_template:
+            messages = [*samples.messages[i], {"role": "assistant", "content": samples.responses[i]}]
+            ids = self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+            return list(ids if self.limit is None else ids[-self.limit :])
+        limit = self.limit - close if self.limit is not None else None
+        ids = list(self.tokenizer(samples.texts[i], truncation=limit is not None, max_length=limit)["input_ids"])
+        return [*ids, self.tokenizer.eos_token_id] if close and ids[-1:] != [self.tokenizer.eos_token_id] else ids
+
+    def _forward(self, rows: list[list[int]]) -> torch.Tensor:
+        ids, mask = right_pad(rows, self.pad_id)
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        if not self.is_decoder:
+            return self.model(input_ids=ids, attention_mask=mask.long()).logits[:, 0]
+        hidden = self.model.base_model(input_ids=ids, attention_mask=mask.long(), use_cache=False).last_hidden_state
+        last = mask.sum(1) - 1
+        return self.model.score(hidden[torch.arange(len(rows), device=self.device), last])[:, 0]

@@ -1,0 +1,115 @@
+"""Sampling responses with transformers' generate: exactly the distribution the log-probabilities are taken from.
+
+A model's own generation settings (top-k 50, repetition penalty, ...) are not used: they would sample from another policy
+than the one being trained. Only its end tokens are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from rlctl.config.schema import RolloutConfig
+from rlctl.data import decode
+from rlctl.rollout import Sequences
+from rlctl.tensors import left_pad, response_mask
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How to sample from one model."""
+
+    config: RolloutConfig
+    tokenizer: Any
+    end_ids: tuple[int, ...]
+    pad_id: int
+
+    def __call__(self, lm: Any, prompts: list[list[int]]) -> tuple[Sequences, Tensor]:
+        """Token ids of prompts -> sequences on the model's device, truncated (B,) bool.
+
+        Draws from torch's generator of the device. Sampled tokens are never replaced: a cut response keeps its last one.
+        """
+        size = self.config.batch_size or len(prompts)
+        width = max(map(len, prompts))
+        responses, masks, ended = [], [], []
+        all_ids, all_mask = left_pad(prompts, self.pad_id)
+        all_ids, all_mask = all_ids.to(lm.device), all_mask.to(lm.device)
+        for start in range(0, len(prompts), size):
+            rows = slice(start, start + size)
+            # the padding that this batch does not need is cut off before generating
+            first = width - max(map(len, prompts[rows]))
+            ids, mask, end = self._generate(lm, all_ids[rows, first:], all_mask[rows, first:])
+            responses.append(ids)
+            masks.append(mask)
+            ended.append(end)
+        response_ids = _cat_right(responses, self.pad_id)
+        mask = _cat_right(masks, False)
+        return Sequences(all_ids, all_mask, response_ids.masked_fill(~mask, self.pad_id), mask), ~torch.cat(ended)
+
+    def _generate(self, lm: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad(), _generation_config(lm, self._settings()):
+            stops = {"stop_strings": list(self.config.stop), "tokenizer": self.tokenizer} if self.config.stop else {}
+            out = lm.generate(input_ids=ids, attention_mask=mask.long(), **stops)
+        response = out[:, ids.shape[1] :]
+        real, ended = response_mask(response, self.end_ids)
+        if self.config.stop:
+            real, ended = self._stop_at_texts(response, real, ended)
+        return response, real, ended
+
+    def _stop_at_texts(self, response: Tensor, real: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """Shorten each row's mask to end with the token that completes a stop text."""
+        real, ended = real.clone(), ended.clone()
+        for row, ids in enumerate(response.tolist()):
+            length = int(real[row].sum())
+            text = decode(self.tokenizer, ids[:length], keep_special_tokens=True)
+            if not any(s in text for s in self.config.stop):
+                continue
+            for n in range(1, length + 1):
+                part = decode(self.tokenizer, ids[:n], keep_special_tokens=True)
+                if any(s in part for s in self.config.stop):
+                    real[row, n:] = False
+                    ended[row] = True
+                    break
+        return real, ended
+
+    def _settings(self) -> GenerationConfig:
+        c = self.config
+        return GenerationConfig(
+            do_sample=True,
+            temperature=c.temperature,
+            top_k=c.top_k,
+            top_p=c.top_p,
+            max_new_tokens=c.max_new_tokens,
+            eos_token_id=list(self.end_ids) or None,
+            pad_token_id=self.pad_id,
+            use_cache=True,
+        )
+
+
+@contextmanager
+def _generation_config(lm: Any, settings: GenerationConfig) -> Iterator[None]:
+    """Generate takes what it is not told from the model's own settings; so they are set aside meanwhile."""
+    own = lm.generation_config
+    lm.generation_config = settings
+    try:
+        yield
+    finally:
+        lm.generation_config = own
+
+
+def _cat_right(parts: list[Tensor], fill: int | bool) -> Tensor:
+    width = max(p.shape[1] for p in parts)
+    return torch.cat([torch.nn.functional.pad(p, (0, width - p.shape[1]), value=fill) for p in parts])
+
+
+def end_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+    """Every end token of a model: all of its generation config's, and its tokenizer's."""
+    own = generation_config.eos_token_id if generation_config is not None else None
+    ids = own if isinstance(own, list) else [own]
+    return tuple(sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None}))

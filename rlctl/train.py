@@ -1,0 +1,131 @@
+"""The loop. One step: prompts -> responses -> scores -> what to learn from -> a few updates. Read it top to bottom."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from rlctl import checkpoint
+from rlctl.assemble import Assembly, assemble
+from rlctl.config.schema import Config
+from rlctl.errors import RlctlError, TrainingError
+from rlctl.metrics import rollout_metrics
+from rlctl.record import Recorder, write_summary
+from rlctl.report import Reporter, Sample, Summary
+
+
+def train(config: Config, reporter: Reporter) -> Summary:
+    """Run a whole training and leave its run folder behind.
+
+    Raises:
+        RlctlError: something the user can act on. The run folder says so too; the last complete checkpoint stays.
+    """
+    run_dir = Path(config.run.dir)
+    recorder: Recorder | None = None
+    try:
+        run = assemble(config, reporter)
+        recorder = Recorder(run, reporter, run_dir)
+        recorder.open()
+        reporter.start(run.plan)
+        stopped = loop(run, recorder, reporter)
+        summary = finish(run, recorder, *(stopped or ("finished", f"all {config.steps} steps done")))
+        reporter.finish(summary)
+        return summary
+    except KeyboardInterrupt:
+        if recorder is not None:
+            reporter.finish(finish(recorder.run, recorder, "interrupted", "interrupted from the keyboard"))
+        raise
+    except BaseException as error:
+        reason = error.what if isinstance(error, RlctlError) else f"{type(error).__name__}: {error}"
+        if recorder is not None:
+            recorder.summary("failed", reason)
+        else:
+            write_summary(Summary("failed", reason, run_dir, 0, 0.0))
+        raise
+    finally:
+        if recorder is not None:
+            recorder.run.accelerator.end_training()
+
+
+def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, str] | None:
+    """Every step; returns (status, reason) if a limit of the user's ended it early."""
+    config, total = run.config, run.collector.total
+    for step in range(1, config.steps + 1):
+        seed_step(config.seed, step, run.accelerator.process_index)
+        rollout, samples = run.collector(run.prompts.at(step, config.rollout.prompts_per_step), run.clock)
+        metrics = rollout_metrics(rollout, run.kl.coef, config.algo.kl_estimator, total)
+        check_start(config, step, metrics)
+        if config.algo.max_kl is not None and metrics["objective/kl"] > config.algo.max_kl:
+            return "stopped", back_to_good(run, recorder, step, metrics["objective/kl"])
+        with run.clock("update"):
+            batch, targets = run.algorithm.prepare(rollout, run.kl.coef, total)
+            metrics |= targets | run.updater(batch, step)
+        run.kl.update(metrics.get("objective/kl", 0.0), config.samples_per_step)
+        if config.run.save_every is not None and step % config.run.save_every == 0:
+            with run.clock("save"):
+                path = checkpoint.save(recorder.run_dir, step, config.run.keep, lambda folder: write_models(run, folder))
+            reporter.note(f"checkpoint {path}")
+        recorder.step(step, metrics, rollout, samples)
+    return None
+
+
+def seed_step(seed: int, step: int, process: int) -> None:
+    """Seed sampling by seed, step and process, so that nothing a reward draws can change what is sampled next."""
+    torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + process) % 2**63)
+
+
+def check_start(config: Config, step: int, metrics: dict[str, float]) -> None:
+    """debug.checks: before any update the policy is its own reference."""
+    kl = metrics.get("objective/kl_k3", 0.0)
+    if config.debug.checks and step == 1 and kl > 1e-4:
+        raise TrainingError(f"the KL is {kl:.2e} nats before the first update", "debug.checks=true asks for this check")
+
+
+def back_to_good(run: Assembly, recorder: Recorder, step: int, kl: float) -> str:
+    """After max_kl: make the last checkpoint whose KL was seen to be within the limit the final policy; say so.
+
+    The KL of the checkpoint of step s is measured by the rollout of step s + 1; this rollout condemns that of step - 1.
+    """
+    reason = f"objective/kl {kl:.3g} passed algo.max_kl={run.config.algo.max_kl:g} in step {step}"
+    good = [path for s, path in checkpoint.checkpoints(recorder.run_dir) if s <= step - 2]
+    if not good:
+        return f"{reason}; no checkpoint from before it, so policy/ is the one past the limit (set run.save_every)"
+    checkpoint.write_folder(recorder.run_dir / "policy", lambda aside: copy_into(good[-1] / "policy", aside))
+    return f"{reason}; policy/ is the one of {good[-1].name}"
+
+
+def copy_into(source: Path, folder: Path) -> None:
+    """Copy a folder's content into another, existing one."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
+def write_models(run: Assembly, folder: Path) -> None:
+    """policy/, and value/ when asked, inside a checkpoint."""
+    checkpoint.save_policy(folder / "policy", run.collector.lm, run.collector.tokenizer)
+    if run.value is not None and run.config.run.save_value:
+        checkpoint.save_value(folder / "value", run.value.classifier, run.collector.tokenizer)
+
+
+def finish(run: Assembly, recorder: Recorder, status: str, reason: str) -> Summary:
+    """Write the final models, answer the first step's prompt once more, sum up."""
+    if not (recorder.run_dir / "policy").exists():
+        tokenizer = run.collector.tokenizer
+        checkpoint.write_folder(recorder.run_dir / "policy", lambda p: checkpoint.save_policy(p, run.collector.lm, tokenizer))
+        if run.value is not None and run.config.run.save_value:
+            classifier = run.value.classifier
+            checkpoint.write_folder(recorder.run_dir / "value", lambda p: checkpoint.save_value(p, classifier, tokenizer))
+    after = answer_again(run, recorder) if status != "interrupted" and recorder.before is not None else None
+    return recorder.summary(status, reason, after)
+
+
+def answer_again(run: Assembly, recorder: Recorder) -> Sample:
+    """A response of the trained policy to the prompt that was answered in the first step."""
+    config = run.config
+    prompts = run.prompts.at(1, config.rollout.prompts_per_step)
+    prompt = prompts[recorder.probe // config.algo.samples_per_prompt]
+    seed_step(config.seed, 0, run.accelerator.process_index)
+    _, truncated, samples = run.collector.sample([prompt], 1)
+    score = run.collector.reward.score(samples)[0]
+    return Sample(samples.prompts[0], samples.responses[0], score, bool(truncated[0]))

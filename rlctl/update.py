@@ -1,0 +1,196 @@
+"""The inner epochs of a step: minibatches, microbatches, gradients, optimizer. Knows no algorithm by name.
+
+Losses divide by counts of the whole minibatch over all devices, so how it is cut into microbatches changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlctl.algos import Algorithm, Counts
+from rlctl.config.schema import Config, OptimConfig, Schedule
+from rlctl.errors import TrainingError
+from rlctl.rollout import Batch, Forward
+from rlctl.tensors import Total, length_groups
+
+
+def learning_rate_scale(update: int, updates: int, config: OptimConfig) -> float:
+    """Factor on the peak learning rate for update `update` (from 0) of `updates` planned: 1 after warm-up, 0 at the end."""
+    if update < config.warmup_updates:
+        return (update + 1) / config.warmup_updates
+    if config.schedule is Schedule.constant:
+        return 1.0
+    done = (update - config.warmup_updates) / max(1, updates - config.warmup_updates)
+    if config.schedule is Schedule.linear:
+        return max(0.0, 1.0 - done)
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def default_learning_rate(parameters: int) -> float:
+    """5 * N^(-2/3), at most 1e-3: about 5e-4 for 1M parameters, 2e-5 for 135M, 1e-6 for 8B. A rule of thumb of ours."""
+    return min(1e-3, 5.0 * parameters ** (-2.0 / 3.0))
+
+
+@dataclass
+class Updater:
+    """Turns batches into optimizer updates."""
+
+    config: Config
+    algorithm: Algorithm
+    policy: nn.Module
+    value: nn.Module | None
+    optimizer: torch.optim.Optimizer
+    accelerator: Any
+    total: Total
+    updates_done: int = 0
+    planned: int = 0
+    """Place in the schedule: as updates_done, but an early stop of a step's epochs does not set it back."""
+
+    def __call__(self, batch: Batch, step: int) -> dict[str, float]:
+        """All inner epochs over one step's batch; metrics averaged over its updates.
+
+        Raises:
+            TrainingError: a loss or gradient is not finite; no update was taken from it.
+        """
+        algo, sums, epochs = self.config.algo, dict[str, float](), 0
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
+        self.planned = (step - 1) * algo.epochs * algo.minibatches
+        count, padding = 0, _Padding()
+        for _ in range(algo.epochs):
+            epochs += 1
+            epoch_kl = 0.0
+            order = torch.randperm(len(batch), generator=generator)
+            for rows in order.split(len(batch) // algo.minibatches):
+                stats = self._minibatch(batch, rows, step, padding)
+                count += 1
+                epoch_kl += stats.get("policy/approxkl", 0.0) / algo.minibatches
+                for name, value in stats.items():
+                    sums[name] = sums.get(name, 0.0) + value
+            if algo.target_kl is not None and epoch_kl > algo.target_kl:
+                break
+        means = {name: value / count for name, value in sums.items()}
+        lr = self.optimizer.param_groups[0]["lr"]
+        return means | {
+            "policy/lr": lr,
+            "policy/updates": float(self.updates_done),
+            "policy/epochs": float(epochs),
+            "tokens/padding": padding.share,
+        }
+
+    def _minibatch(self, batch: Batch, rows: Tensor, step: int, padding: _Padding) -> dict[str, float]:
+        """Gradients of one minibatch, then one optimizer update."""
+        mask = batch.loss_mask[rows.to(batch.loss_mask.device)]
+        counts = Counts(*self.total(torch.stack([mask.sum(), mask.any(1).sum()]).float()).tolist())
+        groups = length_groups(batch.sequences.lengths[rows.to(mask.device)].cpu(), self.config.optim.microbatch_size)
+        shares: dict[str, Tensor] = {}
+        for i, group in enumerate(groups):
+            micro = batch.select(rows[group].to(mask.device))
+            padding.add(micro)
+            with self._no_sync(last=i == len(groups) - 1), self._anomaly():
+                new = self._forward(micro, step)
+                loss, stats = self.algorithm.loss(micro, new, counts)
+                # wrappers average gradients over processes; our losses are already shares of the global mean
+                self.accelerator.backward(loss * self.accelerator.num_processes)
+            for name, value in stats.items():
+                shares[name] = shares.get(name, 0.0) + value.detach()
+            if self.config.debug.checks:
+                self._check_first(new, micro, step)
+        names = sorted(shares)
+        reduced = self.total(torch.stack([shares[n].float() for n in names])).tolist()
+        stats = dict(zip(names, reduced, strict=True))
+        return stats | self._step(stats, step)
+
+    def _forward(self, micro: Batch, step: int) -> Forward:
+        new = Forward()
+        if not self._value_only(step):
+            entropy = self.config.algo.entropy_coef > 0
+            new = self.policy(micro.sequences, self.config.rollout.temperature, entropy)
+        return replace(new, values=self.value(micro.sequences)) if self.value is not None else new
+
+    def _value_only(self, step: int) -> bool:
+        return step <= getattr(self.config.algo, "value_warmup_steps", 0)
+
+    def _step(self, stats: dict[str, float], step: int) -> dict[str, float]:
+        """Clip each model's gradient by its own norm, refuse what is not finite, set the learning rate, update."""
+        limit, norms = self.config.optim.max_grad_norm, dict[str, float]()
+        modules = {"policy/grad_norm": None if self._value_only(step) else self.policy, "value/grad_norm": self.value}
+        for name, module in modules.items():
+            if module is not None:
+                norms[name] = float(self.accelerator.clip_grad_norm_(module.parameters(), limit))
+        for name, value in {**stats, **norms}.items():
+            if not math.isfinite(value):
+                self.optimizer.zero_grad()
+                raise TrainingError(
+                    f"step {step}: {name} is {value}; the update was not taken",
+                    f"update {self.updates_done + 1} of the run; the policy is as it was before it",
+                    "a lower optim.lr, model.dtype=float32, or algo.score_clip against extreme scores",
+                )
+        scale = learning_rate_scale(self.planned, self.config.updates, self.config.optim)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * scale
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates_done += 1
+        self.planned += 1
+        return norms
+
+    def _no_sync(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients travel between processes once a minibatch, with its last microbatch."""
+        stack = ExitStack()
+        if not last:
+            for module in (self.policy, self.value):
+                if module is not None:
+                    stack.enter_context(self.accelerator.no_sync(module))
+        return stack
+
+    def _anomaly(self) -> AbstractContextManager[Any]:
+        return torch.autograd.set_detect_anomaly(self.config.debug.anomaly)
+
+    def _check_first(self, new: Forward, micro: Batch, step: int) -> None:
+        """debug.checks: until the first update of a step the policy is the one that sampled."""
+        old = getattr(micro, "old_logprobs", None)
+        first = (step - 1) * self.config.algo.epochs * self.config.algo.minibatches
+        if self.planned != first or old is None or new.logprobs is None:
+            return
+        worst = float((new.logprobs.detach() - old).exp().sub(1).abs()[micro.sequences.response_mask].max())
+        if worst > 1e-3 and self.accelerator.mixed_precision == "no":
+            raise TrainingError(f"step {step}: a ratio is {worst:.2e} from 1 before the first update", "debug.checks=true asks for this check")
+
+
+@dataclass
+class _Padding:
+    """Positions in the update passes, real and all."""
+
+    real: int = 0
+    every: int = 0
+
+    def add(self, batch: Batch) -> None:
+        s = batch.sequences
+        self.real += int(s.lengths.sum())
+        self.every += len(s) * (s.prompt_ids.shape[1] + s.response_ids.shape[1])
+
+    @property
+    def share(self) -> float:
+        return 1.0 - self.real / max(1, self.every)
+
+
+def build_optimizer(policy: nn.Module, value: nn.Module | None, config: Config, lr: float) -> torch.optim.Optimizer:
+    """AdamW over the trainable parameters; the value model in a group with its own peak learning rate."""
+    c = config.optim
+
+    def group(module: nn.Module, peak: float) -> dict[str, Any]:
+        return {"params": [p for p in module.parameters() if p.requires_grad], "lr": peak, "peak_lr": peak}
+
+    groups = [group(policy, lr)]
+    if value is not None:
+        groups.append(group(value, config.value.lr if config.value.lr is not None else lr))
+    return torch.optim.AdamW(groups, betas=(c.beta1, c.beta2), eps=c.eps, weight_decay=c.weight_decay)
+
+
