@@ -63,9 +63,8 @@ def ordinary_terminal(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-PLAN = Plan(
-    "ppo  fn:mypkg.count_good", Path("outputs/2025-06-01/12-00-00"), 40, (("policy", "tiny"), ("value model", "auto"))
-)
+RUN_DIR = "outputs/2025-06-01/12-00-00"
+PLAN = Plan("ppo  fn:mypkg.count_good", Path(RUN_DIR), 40, (("policy", "tiny"), ("value model", "auto")))
 GOOD = Sample("Say something\nnice", "[red]good[/red] day\nand [bold]more", 1.5, kl=0.25)
 BAD = Sample("How is the weather?", "bad", -2.25, truncated=True)
 KL_WARNING = Warning("kl", "KL is 9 nats", "algo.kl_coef is too small", "raise algo.kl_coef to 0.05")
@@ -226,7 +225,7 @@ def test_shortening():
     assert fold("x" * 25, 10, 9) == ["x" * 10, "x" * 10, "x" * 5]
     assert fold("", 10, 3) == []
     assert all(cell_len(line) <= 7 for line in fold("日本語" * 9, 7, 99))
-    assert fold("日本", 1, 9) == ["…"] or all(fold("日本", 1, 9)), "no endless loop where nothing fits"
+    assert len(fold("日本", 1, 9)) == 2, "no endless loop where nothing fits"
 
 
 # --- which reporter
@@ -270,7 +269,7 @@ def test_no_escapes_without_a_terminal(mode, setting, monkeypatch):
     assert ESC not in out.getvalue()
 
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*\b(3[0-8]|4[0-8]|9[0-7])\b[0-9;]*m")
+COLOUR = re.compile(r"\x1b\[(\d+;)*(3[0-8]|4[0-8]|9[0-7])(;\d+)*m")
 
 
 def test_no_color(monkeypatch):
@@ -327,8 +326,10 @@ def test_plain_lines():
         "  steps        40",
         "  policy       tiny",
         "  value model  auto",
-        "step  1/40  score  0.1250  kl 0.0500  ent  2.31  len 12.3  cut  25%  clip 4.2%  ev   nan   1234 tok/s  eta 6m30s",
-        "step  2/40  score  0.2500  kl 0.0500  ent  2.31  len 12.3  cut  25%  clip 4.2%  ev  0.31   1234 tok/s  eta 6m20s",
+        "step  1/40  score  0.1250  kl 0.0500  ent  2.31  len 12.3  cut  25%  clip 4.2%  ev   nan   1234 tok/s"
+        "  eta 6m30s",
+        "step  2/40  score  0.2500  kl 0.0500  ent  2.31  len 12.3  cut  25%  clip 4.2%  ev  0.31   1234 tok/s"
+        "  eta 6m20s",
     ]
 
 
@@ -400,8 +401,8 @@ def test_frame_at_80_columns():
     assert rows[0].split() == ["ppo", "fn:mypkg.count_good", "outputs/2025-06-01/12-00-00"]
     assert row_with(rows, "step 12/40").endswith(" 30%  elapsed 50s  eta 1m50s")
     assert "last 12 steps" in rows[3]
-    assert re.match(r"score +1\.500  ▁[▁-█]{10}█ +generate █+ +50%  2\.00s$", row_with(rows, "score"))
-    assert re.match(r"kl +0\.0500  ▄{12} +score +█\S* +12%  0\.50s$", row_with(rows, "kl"))
+    assert re.match(r"score +1\.500  ▁[▁-█]{10}█ +generate █+▌ +50%  2\.00s$", row_with(rows, "score"))
+    assert re.match(r"kl   +0\.0500  ▄{12} +score +[▉-▏] +12%  0\.50s$", row_with(rows, "kl  "))
     assert "2.314" in row_with(rows, "entropy")
     assert "12.34" in row_with(rows, "length")
     assert "25%" in row_with(rows, "truncated")
@@ -412,6 +413,21 @@ def test_frame_at_80_columns():
     assert any("▸ update" in row for row in rows)
     assert any("update 3/16  for 1.50s" in row for row in rows)
     assert any(row.endswith("save") for row in rows), "a phase without seconds is listed"
+
+
+def test_a_phase_has_its_own_clock_and_ends_with_the_step():
+    def current(view: View, now: float) -> list[str]:
+        return [line.plain[46:].strip() for line in frame(view, 79, 23, now) if "for " in line.plain[46:]]
+
+    view = with_phase(after_steps(1), "generate", 1, 8, now=10.0)
+    view = with_phase(view, "generate", 2, 8, now=11.0)
+    assert current(view, 12.5) == ["generate 2/8  for 2.50s"]
+    assert current(with_phase(view, "update", 1, 4, now=12.0), 12.5) == ["update 1/4  for 0.50s"]
+    assert current(with_phase(view, "generate", 1, 8, now=12.0), 12.5) == ["generate 1/8  for 0.50s"], (
+        "of the next step"
+    )
+    assert current(with_phase(view, "judge", 0, 0, now=12.0), 12.5) == ["judge  for 0.50s"]
+    assert current(with_step(view, step(2), 12.0), 12.5) == []
 
 
 def test_frame_shows_the_first_step_beside_the_last_when_wide():
@@ -466,7 +482,7 @@ def test_frame_leaves_out_metrics_the_algorithm_does_not_have():
     start = opening(PLAN, 0.0)
     before = [line.plain for line in frame(start, 79, 23, 0.0)]
     after = [line.plain for line in frame(with_step(start, replace(step(1), metrics=values), 1.0), 79, 23, 1.0)]
-    assert row_with(before, "expl. variance").split()[-2:] == ["-", "update"]
+    assert row_with(before, "expl. variance").split() == ["expl.", "variance", "-"]
     assert not [row for row in after if row.startswith("expl. variance")]
 
 
@@ -474,7 +490,7 @@ def test_a_metric_measured_late_keeps_its_place_in_time():
     view = opening(PLAN, 0.0)
     for i, values in enumerate(({}, {}, {"objective/kl": 1.0}, {"objective/kl": 2.0})):
         view = with_step(view, replace(step(i + 1), metrics={"objective/scores": 1.0, **values}), float(i))
-    assert "2.000    ▁█" in row_with([line.plain for line in frame(view, 79, 23, 5.0)], "kl")
+    assert "2.000    ▁█" in row_with([line.plain for line in frame(view, 79, 23, 5.0)], "kl  ")
 
 
 # --- live: on a terminal
@@ -506,11 +522,11 @@ def test_every_repaint_leaves_exactly_one_frame(columns, rows):
 
     console.start(PLAN)
     paint()
-    for i in range(1, 41):
+    for i in range(29, 41):
         console.phase("generate", 1, 2)
         clock.now += 1
         paint()
-        if i == 3:
+        if i == 31:
             console.warn(KL_WARNING)
             console.warn(replace(KL_WARNING, what="KL is 10 nats"))
             console.note("checkpoint written")
@@ -543,9 +559,8 @@ def test_what_a_model_writes_cannot_reach_the_terminal_as_control():
     console.note("\x1b[5m")
     console.warn(Warning("k", "\x1b[5m", "\x1b[5m", "\x1b[5m"))
     console.refresh()
-    console.finish(
-        replace(SUMMARY, reason="\x1b[5m", before=evil, next_commands=("a\x1b[5m",), files=(("l", "\x1b[5m"),))
-    )
+    blink = "\x1b[5m"
+    console.finish(replace(SUMMARY, reason=blink, before=evil, next_commands=(blink,), files=(("l", blink),)))
     raw = out.getvalue()
     assert not re.search(r"\x1b\[5m|\x1b\[2J|\x1b\]|\x9b|\x07|\x08", raw)
     assert "␛[2J␛[31m�1m␈␍[blink]" in "\n".join(seen(raw, 80, 99))
@@ -575,14 +590,8 @@ def test_final_frame_stays_with_warnings_and_summary_below_and_history_above():
     assert rows[0] == "my history"
     assert "100%" in row_with(rows, "step 40/40")
     assert row_with(rows, "step 40/40").endswith("finished")
-    order = [
-        i
-        for i, row in enumerate(rows)
-        for start in ("step 40/40", "warning: KL is 9", "finished after")
-        if row.startswith(start)
-    ]
-    assert order == sorted(order)
-    assert len(order) == 3, "each once"
+    order = [row for row in rows if row.startswith(("step 40/40", "warning: KL is 9", "finished after"))]
+    assert [row.split()[0] for row in order] == ["step", "warning:", "finished"], "each once, in this order"
     assert "▲" not in "\n".join(rows)
 
 
@@ -636,10 +645,12 @@ def test_prints_and_logs_of_others_go_above_the_frame(monkeypatch):
         console.step(step(1))
         console.refresh()
         sys.stdout.write("reward says [red]hi[/red]\n")
+        sys.stdout.write("[red]thinking[/red]")
+        sys.stdout.flush()
         logger.error("library says no")
         rows = seen(out.getvalue(), 80, 60)
         top = assert_screen_ends_with_frame(rows, console, 80, 24)
-        assert rows[top - 2 : top] == ["reward says [red]hi[/red]", "library says no"]
+        assert rows[top - 3 : top] == ["reward says [red]hi[/red]", "[red]thinking[/red]", "library says no"]
     finally:
         console.close()
         logger.removeHandler(handler)
@@ -785,6 +796,7 @@ MEMBERS = [
     member(2, NAN, "algo.kl_coef=0.3", status="interrupted"),
     member(3, 2.5, "algo.kl_coef=0.4", "data.prompt_column='a b'"),
     member(4, None, "algo.kl_coef=0.5"),
+    member(5, -1.0, "algo.kl_coef=0.6"),
 ]
 
 
@@ -795,14 +807,15 @@ def printed_sweep(rows: list[SweepRow]) -> list[str]:
 
 def test_sweep_ranks_members():
     assert printed_sweep(MEMBERS) == [
-        "#   score   first   best      kl   time  overrides that differ",
-        "3   2.500  0.5000  2.500  0.2500  1m20s  algo.kl_coef=0.4  data.prompt_column='a b'",
-        "1   1.000  0.5000  1.000  0.2500  1m20s  algo.kl_coef=0.2",
-        "2     nan  0.5000    nan  0.2500  1m20s  algo.kl_coef=0.3",
-        "                                         interrupted",
-        "4       -  0.5000      -  0.2500  1m20s  algo.kl_coef=0.5",
-        "0  failed  0.5000  9.000  0.2500  1m20s  algo.kl_coef=0.1",
-        "                                         error: loss [red]is nan[/red]",
+        "#   score   first    best      kl   time  overrides that differ",
+        "3   2.500  0.5000   2.500  0.2500  1m20s  algo.kl_coef=0.4  data.prompt_column='a b'",
+        "1   1.000  0.5000   1.000  0.2500  1m20s  algo.kl_coef=0.2",
+        "5  -1.000  0.5000  -1.000  0.2500  1m20s  algo.kl_coef=0.6",
+        "2     nan  0.5000     nan  0.2500  1m20s  algo.kl_coef=0.3",
+        "                                          interrupted",
+        "4       -  0.5000       -  0.2500  1m20s  algo.kl_coef=0.5",
+        "0  failed  0.5000   9.000  0.2500  1m20s  algo.kl_coef=0.1",
+        "                                          error: loss [red]is nan[/red]",
         "",
         "best: 3  in multirun/x/3",
         """  algo=ppo reward=fn:mypkg.count_good algo.kl_coef=0.4 'data.prompt_column='"'"'a b'"'"''""",
@@ -851,5 +864,6 @@ def test_error_on_a_terminal():
 
 
 def test_importing_the_console_imports_nothing_heavy():
-    code = "import sys, rlctl.console; print([m for m in ('torch', 'transformers', 'hydra', 'omegaconf') if m in sys.modules])"
+    heavy = ("torch", "transformers", "hydra", "omegaconf")
+    code = f"import sys, rlctl.console; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -76,7 +76,7 @@ def fold(text: str, width: int, rows: int) -> list[str]:
             return [*lines, shorten(text.rstrip(), width)]
         head = _fitting(text, width)
         space = head.rfind(" ")
-        if text[len(head)] != " " and space > len(head) // 2:
+        if text[len(head) :][:1] not in ("", " ") and space > len(head) // 2:
             head = head[:space]
         lines.append(head.rstrip())
         text = text[len(head) :].lstrip(" ")

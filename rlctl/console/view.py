@@ -61,10 +61,7 @@ def opening(plan: Plan, now: float) -> View:
 
 def with_step(view: View, step: Step, now: float) -> View:
     """The view after a step. A metric not measured in it leaves a gap in its trend."""
-    seen = max((len(values) for values in view.trends.values()), default=0)
-    trends = {
-        f.metric: (*view.trends.get(f.metric, (None,) * seen), step.metrics.get(f.metric))[-HISTORY:] for f in FIELDS
-    }
+    trends = {f.metric: (*view.trends.get(f.metric, ()), step.metrics.get(f.metric))[-HISTORY:] for f in FIELDS}
     timed = (name.removeprefix("time/") for name in step.metrics if name.startswith("time/") and name != "time/step")
     return replace(
         view,
