@@ -8,12 +8,12 @@ from random import Random
 from typing import NamedTuple
 
 from rlctl.builtin.words import (
-    DEEDS, EVENTS, FEELINGS, LEADS, NEGATIVE, NEUTRAL, PEOPLE, POSITIVE, SENSES, SENTIMENTS, TOPICS, WHEN,
+    DEEDS, EVENTS, FEELINGS, LEADS, NEUTRAL, PEOPLE, POSITIVE, SENSES, SENTIMENTS, TOPICS, WHEN,
 )
 
 GOOD_SHARE = 0.3    # of the positive adjectives: rare in the text, yet found by sampling
 SUM_SHARE = 0.25    # of all samples
-RIGHT_SHARE = 0.6   # of the sums in the policy's text: room for a checker to improve on
+RIGHT_SHARE = 0.7   # of the sums in the policy's text: room for a checker to improve on
 MAX_WORDS = 12
 ALL_WORDS = sorted({word for topic in TOPICS.values() for group in topic.values()
                     for phrase in group for word in phrase.split()})
@@ -81,11 +81,10 @@ def _forms(rng: Random, start: Opening, sentiment: str) -> list[str]:
     if start.shape == "deed" or sentiment == NEUTRAL:
         forms = [first, first] + ([f"{first} and {second}"] if first != second else [])
     else:
-        tail = "smiled" if sentiment == POSITIVE else "cried"
         # The repeating forms teach that a word may come again, which is what lets a policy be
         # moved towards any one word.
         forms = [first, first, f"very {first}", f"very, very {first}", f"{first}, so {first}",
-                 f"so {first} that we {tail}"]
+                 f"so {first} that we smiled" if sentiment == POSITIVE else f"far too {first}"]
         if first != second:
             forms += [f"{first} and {second}"] * 2
         if len({first, second, third}) == 3:
@@ -108,7 +107,7 @@ def wrong_sum(rng: Random, right: int) -> int:
 
 
 def sample(rng: Random) -> Sample:
-    """Draws one sample of the policy's text: all sentiments alike, sums right RIGHT_SHARE of the time."""
+    """Draws one sample of the policy's text: sentiments alike often, RIGHT_SHARE of sums right."""
     if rng.random() < SUM_SHARE:
         a, b = rng.randrange(10), rng.randrange(10)
         answer = a + b if rng.random() < RIGHT_SHARE else wrong_sum(rng, a + b)
