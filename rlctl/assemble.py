@@ -119,7 +119,9 @@ def open_accelerator(config: Config) -> Accelerator:
     """
     device, tracker = config.launch.device, config.run.tracker
     if device is Device.cuda and not torch.cuda.is_available():
-        raise ConfigError("launch.device=cuda: torch sees no CUDA GPU", f"torch {torch.__version__}", "launch=cpu, or install torch with CUDA")
+        raise ConfigError(
+            "launch.device=cuda: torch sees no CUDA GPU", f"torch {torch.__version__}", "launch=cpu, or install torch with CUDA"
+        )
     if device is Device.mps and not torch.backends.mps.is_available():
         raise ConfigError("launch.device=mps: torch sees no Apple GPU", hint="launch=cpu")
     if tracker == "auto":
@@ -206,9 +208,7 @@ def _put_together(
     ends = end_ids(source.tokenizer, lm.generation_config)
     pad = models.pad_id(source, ends, lm.get_input_embeddings().num_embeddings)
     sampler = Sampler(config.rollout, source.tokenizer, ends, pad)
-    collector = Collector(
-        config, lm, policy, reference, value, reward, source.tokenizer, sampler, accelerator.autocast, total
-    )
+    collector = Collector(config, lm, policy, reference, value, reward, source.tokenizer, sampler, accelerator.autocast, total)
     wrapped_value = wrapped[1] if value is not None else None
     updater = Updater(config, algorithm, wrapped[0], wrapped_value, prepared, accelerator, total)
     clock = Clock(reporter, accelerator.device)
@@ -230,9 +230,12 @@ def facts(run: Assembly, value: ValueModel | None, why: str, lr: float, ends: in
     dropped = f", {run.prompts.dropped} of {len(run.prompts) + run.prompts.dropped} dropped as too long" if run.prompts.dropped else ""
     yield "prompts", f"{len(run.prompts)} from {c.data.path}{dropped}"
     accumulate = -(-c.minibatch_size // c.optim.microbatch_size)
-    yield "step", (
-        f"{c.rollout.prompts_per_step} prompts x {a.samples_per_prompt} = {size} responses; {a.epochs} epochs x {a.minibatches} "
-        f"minibatches of {c.minibatch_size} = {a.epochs * a.minibatches} updates; {accumulate} microbatches an update"
+    yield (
+        "step",
+        (
+            f"{c.rollout.prompts_per_step} prompts x {a.samples_per_prompt} = {size} responses; {a.epochs} epochs x {a.minibatches} "
+            f"minibatches of {c.minibatch_size} = {a.epochs * a.minibatches} updates; {accumulate} microbatches an update"
+        ),
     )
     chosen = "" if c.optim.lr is not None else " by the policy's size"
     yield "optimizer", f"AdamW, lr {lr:.2g}{chosen}, {c.optim.schedule} over {c.updates} updates"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -64,6 +65,9 @@ class _Outcomes:
         from rlctl.console import print_error
 
         assert isinstance(job, compose.Job)
+        if job.number is not None and job.config.console.mode != "quiet":
+            sys.stdout.write(f"\nmember {job.number}: {' '.join(job.overrides)}\n")
+            sys.stdout.flush()
         try:
             _claim(job.run_dir)
             (job.run_dir / "command.txt").write_text(shlex.join(["rlctl", *sys.argv[1:]]) + "\n")
@@ -101,6 +105,12 @@ def train(argv: list[str], show_traceback: bool) -> int:
     if any(a in ("-h", "--help") for a in argv):
         sys.stdout.write(help_text.train())
         return 0
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "rlctl runs in one process",
+            f"it was started as one of {os.environ['WORLD_SIZE']} (WORLD_SIZE is set)",
+            "start it without accelerate launch or torchrun: rlctl train ...",
+        )
     recipe, argv = _recipe(argv)
     from rlctl.config import compose
 

@@ -88,7 +88,9 @@ def _load(datasets: Any, where: str, config: DataConfig) -> Any:
     path = Path(where)
     local = path.suffix in _READERS or where.startswith(("/", ".", "~"))
     if local and not path.exists():
-        raise DataError(f"no data at {where}", f"there is no such file or folder (looked from {Path.cwd()})", "data=file:PATH or data=hf:NAME")
+        raise DataError(
+            f"no data at {where}", f"there is no such file or folder (looked from {Path.cwd()})", "data=file:PATH or data=hf:NAME"
+        )
     try:
         if path.is_file():
             if path.suffix not in _READERS:
@@ -186,9 +188,7 @@ def _encode(config: DataConfig, tokenizer: Any, template: str | None, number: in
             f"row {number} of {config.path}",
             "data.chat_template=FILE.jinja, or a chat model: model=hf:PATH",
         )
-    ids = tokenizer.apply_chat_template(
-        messages, chat_template=template, add_generation_prompt=True, tokenize=True, return_dict=False
-    )
+    ids = tokenizer.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, tokenize=True, return_dict=False)
     return Prompt(number, list(ids), decode(tokenizer, ids), messages, columns)
 
 

@@ -90,7 +90,7 @@ def rollout_metrics(rollout: Rollout, kl_coef: float, estimator: str, total: Tot
     def mean(x: Tensor) -> float:
         return float(moments(x.float(), rows, total)[1])
 
-    count, scores, variance = moments(rollout.scores, rows, total)
+    _, scores, variance = moments(rollout.scores, rows, total)
     adjusted, kl = mean(rollout.adjusted_scores), 0.0
     metrics = {
         "objective/scores": float(scores),

@@ -116,7 +116,7 @@ def load_policy(source: Source) -> Any:
     """
     config = source.hf_config
     kinds = " ".join(config.architectures or [])
-    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
+    if config.is_encoder_decoder or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map")):
         raise ModelError(f"the policy {source.name} is {kinds or type(config).__name__}, not a decoder", hint=NEEDS_DECODER)
     lm = load_weights(AutoModelForCausalLM, source, "policy", NEEDS_DECODER)
     if not is_causal(lm):
@@ -159,10 +159,7 @@ class Policy(nn.Module):
     def forward(self, sequences: Sequences, temperature: float, with_entropy: bool = False) -> Forward:
         """(b, r) log-probabilities, and entropies if asked. Logits exist for response positions only, and not after."""
         inputs, emitting = _inputs(self.lm, sequences), sequences.emitting()
-        if self._keeps:
-            logits = self.lm(**inputs, logits_to_keep=emitting).logits
-        else:
-            logits = self.lm(**inputs).logits[:, emitting]
+        logits = self.lm(**inputs, logits_to_keep=emitting).logits if self._keeps else self.lm(**inputs).logits[:, emitting]
         mask = sequences.response_mask
         if not with_entropy:
             return Forward(logprobs=masked(token_logprobs(logits, sequences.response_ids, temperature), mask))

@@ -47,7 +47,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Warning:  # noqa: A001  the field's own word for it
+class Warning:
     """Something that looks wrong: what is seen, the likely cause, and what to change."""
 
     key: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rlctl.errors import RlctlError, TrainingError
 from rlctl.metrics import rollout_metrics
 from rlctl.record import Recorder, write_summary
 from rlctl.report import Reporter, Sample, Summary
+
+logger = logging.getLogger("rlctl")
 
 
 def train(config: Config, reporter: Reporter) -> Summary:
@@ -66,6 +69,7 @@ def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, st
         if config.run.save_every is not None and step % config.run.save_every == 0:
             with run.clock("save"):
                 path = checkpoint.save(recorder.run_dir, step, config.run.keep, lambda folder: write_models(run, folder))
+            logger.info("checkpoint %s", path)
             reporter.note(f"checkpoint {path}")
         recorder.step(step, metrics, rollout, samples)
     return None

@@ -6,7 +6,6 @@ Losses divide by counts of the whole minibatch over all devices, so how it is cu
 from __future__ import annotations
 
 import math
-
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -161,7 +160,7 @@ class Updater:
             return
         worst = float((new.logprobs.detach() - old).exp().sub(1).abs()[micro.sequences.response_mask].max())
         if worst > 1e-3 and self.accelerator.mixed_precision == "no":
-            raise TrainingError(f"step {step}: a ratio is {worst:.2e} from 1 before the first update", "debug.checks=true asks for this check")
+            raise TrainingError(f"step {step}: a ratio is {worst:.2e} from 1 before the first update", "found by debug.checks")
 
 
 @dataclass
@@ -192,5 +191,3 @@ def build_optimizer(policy: nn.Module, value: nn.Module | None, config: Config, 
     if value is not None:
         groups.append(group(value, config.value.lr if config.value.lr is not None else lr))
     return torch.optim.AdamW(groups, betas=(c.beta1, c.beta2), eps=c.eps, weight_decay=c.weight_decay)
-
-

@@ -66,7 +66,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str], ended: list[boo
     """Texts as padded ids and mask, with <eos> after those that ended."""
     rows = tokenizer(texts)["input_ids"]
     close = [tokenizer.eos_token_id]
-    return pad([row + close * end for row, end in zip(rows, ended)], tokenizer.pad_token_id)
+    return pad([row + close * end for row, end in zip(rows, ended, strict=True)], tokenizer.pad_token_id)
 
 
 def _optimiser(model: torch.nn.Module, steps: int, peak: float):

@@ -13,7 +13,10 @@ from random import Random
 
 import torch
 from transformers import (
-    AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -83,14 +86,14 @@ def policy_facts(folder: Path, rows: list[dict[str, str]]) -> dict[str, float]:
                          max_new_tokens=NEW_TOKENS)
     answers = out[:, batch.input_ids.shape[1]:]
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-    sums = [said == row["reference"] for said, row in zip(texts, rows) if row["kind"] == "sum"]
-    for prompt, said in list(zip(prompts, texts))[:8]:
+    sums = [said == row["reference"] for said, row in zip(texts, rows, strict=True) if row["kind"] == "sum"]
+    for prompt, said in list(zip(prompts, texts, strict=True))[:8]:
         say(f"  {prompt}{said}")
     return {
         "share of responses that end": (answers == tokenizer.eos_token_id).any(1).double().mean()
         .item(),
         "share of right sums": sum(sums) / len(sums),
-        'mean count of "good"': sum(count_good([a + b for a, b in zip(prompts, texts)]))
+        'mean count of "good"': sum(count_good([a + b for a, b in zip(prompts, texts, strict=True)]))
         / len(texts),
         "mean response tokens": (answers != tokenizer.pad_token_id).sum(1).double().mean().item(),
     }

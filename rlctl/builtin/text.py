@@ -8,7 +8,17 @@ from random import Random
 from typing import NamedTuple
 
 from rlctl.builtin.words import (
-    DEEDS, EVENTS, FEELINGS, LEADS, NEUTRAL, PEOPLE, POSITIVE, SENSES, SENTIMENTS, TOPICS, WHEN,
+    DEEDS,
+    EVENTS,
+    FEELINGS,
+    LEADS,
+    NEUTRAL,
+    PEOPLE,
+    POSITIVE,
+    SENSES,
+    SENTIMENTS,
+    TOPICS,
+    WHEN,
 )
 
 GOOD_SHARE = 0.3    # of the positive adjectives: rare in the text, yet found by sampling

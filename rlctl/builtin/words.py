@@ -10,52 +10,52 @@ SENTIMENTS = (POSITIVE, NEUTRAL, NEGATIVE)
 # topic -> nouns that may follow "the", and what can be said of them after "was" or "is".
 TOPICS = {
     "food": {
-        "nouns": "soup bread cake tea lunch dinner rice salad coffee breakfast".split(),
-        POSITIVE: "warm fresh tasty sweet lovely perfect".split(),
+        "nouns": ["soup", "bread", "cake", "tea", "lunch", "dinner", "rice", "salad", "coffee", "breakfast"],
+        POSITIVE: ["warm", "fresh", "tasty", "sweet", "lovely", "perfect"],
         NEUTRAL: ["plain", "ready", "in the kitchen", "on the table", "for two people", "small"],
-        NEGATIVE: "stale burnt bitter awful greasy nasty".split(),
+        NEGATIVE: ["stale", "burnt", "bitter", "awful", "greasy", "nasty"],
     },
     "weather": {
-        "nouns": "weather sky wind morning evening winter summer day".split(),
-        POSITIVE: "bright calm mild lovely pleasant beautiful".split(),
+        "nouns": ["weather", "sky", "wind", "morning", "evening", "winter", "summer", "day"],
+        POSITIVE: ["bright", "calm", "mild", "lovely", "pleasant", "beautiful"],
         NEUTRAL: ["dry", "cool", "much as usual", "like the day before", "a little cloudy"],
-        NEGATIVE: "stormy gloomy harsh awful miserable horrible".split(),
+        NEGATIVE: ["stormy", "gloomy", "harsh", "awful", "miserable", "horrible"],
     },
     "people": {
-        "nouns": "teacher doctor driver neighbour baker farmer nurse boy girl cook".split(),
-        POSITIVE: "kind cheerful helpful patient gentle friendly".split(),
+        "nouns": ["teacher", "doctor", "driver", "neighbour", "baker", "farmer", "nurse", "boy", "girl", "cook"],
+        POSITIVE: ["kind", "cheerful", "helpful", "patient", "gentle", "friendly"],
         NEUTRAL: ["tall", "busy", "at work", "on the bus", "in the garden", "new here"],
-        NEGATIVE: "rude angry selfish cruel unkind mean".split(),
+        NEGATIVE: ["rude", "angry", "selfish", "cruel", "unkind", "mean"],
     },
     "books": {
-        "nouns": "book story film song play letter poem lesson".split(),
-        POSITIVE: "funny clever exciting beautiful wonderful charming".split(),
+        "nouns": ["book", "story", "film", "song", "play", "letter", "poem", "lesson"],
+        POSITIVE: ["funny", "clever", "exciting", "beautiful", "wonderful", "charming"],
         NEUTRAL: ["long", "short", "old", "about a ship", "on the shelf", "about a king"],
-        NEGATIVE: "boring dull confusing terrible clumsy silly".split(),
+        NEGATIVE: ["boring", "dull", "confusing", "terrible", "clumsy", "silly"],
     },
     "trips": {
-        "nouns": "trip journey hotel beach walk holiday train village".split(),
-        POSITIVE: "pleasant relaxing exciting lovely wonderful delightful".split(),
+        "nouns": ["trip", "journey", "hotel", "beach", "walk", "holiday", "train", "village"],
+        POSITIVE: ["pleasant", "relaxing", "exciting", "lovely", "wonderful", "delightful"],
         NEUTRAL: ["short", "near the sea", "by the river", "as planned", "not far away"],
-        NEGATIVE: "tiring noisy dirty horrible dreadful unpleasant".split(),
+        NEGATIVE: ["tiring", "noisy", "dirty", "horrible", "dreadful", "unpleasant"],
     },
     "animals": {
-        "nouns": "dog cat horse bird puppy rabbit cow duck".split(),
-        POSITIVE: "playful gentle clever friendly lovely charming".split(),
+        "nouns": ["dog", "cat", "horse", "bird", "puppy", "rabbit", "cow", "duck"],
+        POSITIVE: ["playful", "gentle", "clever", "friendly", "lovely", "charming"],
         NEUTRAL: ["brown", "asleep", "near the gate", "in the garden", "small", "by the river"],
-        NEGATIVE: "sick scared angry nasty dirty mean".split(),
+        NEGATIVE: ["sick", "scared", "angry", "nasty", "dirty", "mean"],
     },
     "work": {
-        "nouns": "meeting job report office task class team project".split(),
-        POSITIVE: "useful pleasant exciting helpful wonderful perfect".split(),
+        "nouns": ["meeting", "job", "report", "office", "task", "class", "team", "project"],
+        POSITIVE: ["useful", "pleasant", "exciting", "helpful", "wonderful", "perfect"],
         NEUTRAL: ["on Monday", "new", "as planned", "short", "about the budget", "upstairs"],
-        NEGATIVE: "boring useless stressful dreadful confusing terrible".split(),
+        NEGATIVE: ["boring", "useless", "stressful", "dreadful", "confusing", "terrible"],
     },
     "home": {
-        "nouns": "house garden room kitchen chair window street park".split(),
-        POSITIVE: "clean bright lovely cosy beautiful charming".split(),
+        "nouns": ["house", "garden", "room", "kitchen", "chair", "window", "street", "park"],
+        POSITIVE: ["clean", "bright", "lovely", "cosy", "beautiful", "charming"],
         NEUTRAL: ["small", "green", "near the school", "old", "by the river", "made of wood"],
-        NEGATIVE: "dirty broken ugly gloomy noisy horrible".split(),
+        NEGATIVE: ["dirty", "broken", "ugly", "gloomy", "noisy", "horrible"],
     },
 }
 
@@ -64,9 +64,9 @@ LEADS = ("The", "The", "Our", "This", "That", "Today the", "I think the", "They 
 
 # What can follow "felt".
 FEELINGS = {
-    POSITIVE: "happy calm proud grateful cheerful hopeful rested".split(),
+    POSITIVE: ["happy", "calm", "proud", "grateful", "cheerful", "hopeful", "rested"],
     NEUTRAL: ["hungry", "sleepy", "much the same", "ready for lunch", "a little warm"],
-    NEGATIVE: "sad lonely upset tired miserable worried ashamed".split(),
+    NEGATIVE: ["sad", "lonely", "upset", "tired", "miserable", "worried", "ashamed"],
 }
 EVENTS = ("lunch", "trip", "meeting", "film", "lesson", "journey", "holiday", "storm", "game",
           "party", "exam", "match", "visit", "concert")

@@ -15,7 +15,6 @@ from rlctl.config.schema import OPTIONS
 from rlctl.config.shorthand import KINDS
 from rlctl.errors import ConfigError, nearest
 
-
 # what the same thing is called elsewhere
 _ALIASES = {
     "learning_rate": "optim.lr",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, List, Optional  # noqa: UP035  OmegaConf reads the typing generics
+from typing import Any, List, Optional
 
 
 def bounded(default: Any, **bounds: float) -> Any:
@@ -288,7 +288,7 @@ class OptimConfig:
 class RunConfig:
     """Length of the run and what is written. One step is one rollout and its updates."""
 
-    steps: int = bounded(40, ge=1)
+    steps: int = bounded(25, ge=1)
     """Steps to train."""
     save_every: Optional[int] = bounded(None, ge=1)
     """Write a checkpoint every n steps. null: only the final policy."""

@@ -30,7 +30,9 @@ def check_source(source: Source) -> None:
     """
     kinds = [a for a in source.hf_config.architectures or [] if "SequenceClassification" not in a]
     if kinds:
-        raise ModelError(f"the reward model {source.name} is a {kinds[0]}: its score head is missing", "a new head would be random", NEEDS_CLASSIFIER)
+        raise ModelError(
+            f"the reward model {source.name} is a {kinds[0]}: its score head is missing", "a new head would be random", NEEDS_CLASSIFIER
+        )
     if source.hf_config.num_labels != 1:
         raise ModelError(f"the reward model {source.name} has {source.hf_config.num_labels} labels, expected 1", hint=NEEDS_CLASSIFIER)
 
