@@ -4,9 +4,9 @@ data first, weights last."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,27 @@ from torch import Tensor, nn
 
 from rlctl import algos, models
 from rlctl.collect import Collector
-from rlctl.config.schema import Config, Device, FunctionRewardConfig, MixedPrecision, ModelRewardConfig, ValueInit
+from rlctl.config.schema import Config, Device, MixedPrecision, ValueInit
 from rlctl.control import KLController
 from rlctl.data import Prompts, build_prompts, context_length
-from rlctl.errors import ConfigError, ModelError
+from rlctl.errors import ConfigError
 from rlctl.models import Source, ValueModel
 from rlctl.report import Plan, Reporter
 from rlctl.rewards.base import Reward
-from rlctl.rewards.function import FunctionReward, load_function
-from rlctl.rewards.model import ModelReward, check_source
+from rlctl.rewards.build import Opened, load, open_leaves, value_source_of
 from rlctl.sample import Sampler, end_ids
 from rlctl.update import Updater, build_optimizer, default_learning_rate
+from rlctl.value import Built, Choice, build, choose
 
 
 @dataclass
 class Clock:
-    """Seconds spent in each phase of the current step."""
+    """Seconds spent in each phase of the current step; phases may overlap."""
 
     reporter: Reporter
     device: torch.device
     seconds: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -50,9 +51,10 @@ class Clock:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """The seconds since the last call, as metrics."""
-        taken, self.seconds = self.seconds, {}
-        return {f"time/{phase}": s for phase, s in taken.items()}
+        """The seconds of each phase and of the whole since the last call, as metrics."""
+        taken, now = self.seconds, time.perf_counter()
+        whole, self.began, self.seconds = now - self.began, now, {}
+        return {**{f"time/{phase}": s for phase, s in taken.items()}, "time/step": whole}
 
 
 @dataclass
@@ -75,40 +77,62 @@ class Assembly:
         return self.collector.value
 
 
+@dataclass
+class Base:
+    """What sampling and scoring need: everything but what learns."""
+
+    accelerator: Accelerator
+    source: Source
+    prompts: Prompts
+    reward: Reward
+    lm: Any
+    sampler: Sampler
+    opened: list[Opened]
+
+
+def open_base(config: Config, check: Callable[[Source, Source | None], None] = lambda policy, reward: None) -> Base:
+    """Load and check policy, prompts and reward; `check` may refuse them before any weights are read.
+
+    Raises:
+        RlctlError: whatever is wrong.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    accelerator = open_accelerator(config)
+    opened = open_leaves(config.reward)
+    source = models.open_source(config.model, "policy")
+    check(source, value_source_of(config.reward, opened))
+    prompts = build_prompts(config, source.tokenizer, context_length(source.hf_config))
+    for one in opened:
+        if one.function is not None:
+            one.function.check(prompts)
+    reward = load(config, opened, source, accelerator.device)
+    reward.check(prompts)
+    lm = models.load_policy(source).to(accelerator.device)
+    ends = end_ids(source.tokenizer, lm.generation_config)
+    pad = models.pad_id(source, ends, lm.get_input_embeddings().num_embeddings)
+    return Base(accelerator, source, prompts, reward, lm, Sampler(config.rollout, source.tokenizer, ends, pad), opened)
+
+
 def assemble(config: Config, reporter: Reporter) -> Assembly:
     """Load and check everything.
 
     Raises:
         RlctlError: whatever is wrong, before the first step.
     """
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    accelerator = open_accelerator(config)
     algorithm = algos.build(config.algo)
-    function = load_function(config.reward.path) if isinstance(config.reward, FunctionRewardConfig) else None
-    policy_source = models.open_source(config.model, "policy")
-    reward_source = None
-    if isinstance(config.reward, ModelRewardConfig):
-        reward_source = models.open_source(config.reward, "reward model")
-        check_source(reward_source)
-    value_init, why = choose_value(config, policy_source, reward_source)
-    prompts = build_prompts(config, policy_source.tokenizer, context_length(policy_source.hf_config))
-    reward: Reward
-    if function is not None:
-        assert isinstance(config.reward, FunctionRewardConfig)
-        reward = FunctionReward(config.reward, function)
-        reward.check_columns(prompts.columns)
-    else:
-        assert isinstance(config.reward, ModelRewardConfig) and reward_source is not None
-        reward = ModelReward(config.reward, reward_source, policy_source, accelerator.device)
-    lm = models.load_policy(policy_source).to(accelerator.device)
+    choice = Choice(ValueInit.policy, "")
+
+    def check(policy: Source, reward: Source | None) -> None:
+        nonlocal choice
+        if algorithm.needs_value:
+            choice = choose(config, policy, reward)
+
+    base = open_base(config, check)
     if config.model.gradient_checkpointing:
-        lm.gradient_checkpointing_enable({"use_reentrant": False})
-    value = None
-    if algorithm.needs_value:
-        value_init, why = _decoder_only(value_init, why, config, reward)
-        value = _build_value(value_init, policy_source, lm, reward, config).to(accelerator.device)
-    return _put_together(config, accelerator, algorithm, prompts, policy_source, lm, value, reward, why, reporter)
+        base.lm.gradient_checkpointing_enable({"use_reentrant": False})
+    value = build(config, choice, base.source, base.lm, base.reward) if algorithm.needs_value else None
+    return _put_together(config, base, algorithm, value, reporter)
 
 
 def open_accelerator(config: Config) -> Accelerator:
@@ -146,52 +170,8 @@ def open_accelerator(config: Config) -> Accelerator:
     return accelerator
 
 
-def choose_value(config: Config, policy: Source, reward: Source | None) -> tuple[ValueInit, str]:
-    """What the value model starts from, and why, in words.
-
-    Raises:
-        ModelError: value=reward with a reward model of another vocabulary; it names both.
-    """
-    asked = config.value.init
-    if asked is ValueInit.policy:
-        return asked, "as asked"
-    if reward is None:  # value=reward with a function is refused by the config checks
-        return ValueInit.policy, "the reward is a function, there is no reward model to start from"
-    if reward.shares_vocabulary(policy):
-        return ValueInit.reward, "as asked" if asked is ValueInit.reward else "the reward model has the policy's vocabulary"
-    if asked is ValueInit.reward:
-        raise ModelError(
-            "value=reward needs a reward model of the policy's vocabulary",
-            f"policy: {policy.vocabulary}\nreward model: {reward.vocabulary}",
-            "value=policy",
-        )
-    return ValueInit.policy, f"the reward model has another vocabulary: {reward.vocabulary}"
-
-
-def _decoder_only(init: ValueInit, why: str, config: Config, reward: Reward) -> tuple[ValueInit, str]:
-    """A value before token t must not see later tokens: an encoder cannot give one."""
-    if init is ValueInit.policy or (isinstance(reward, ModelReward) and reward.is_decoder):
-        return init, why
-    if config.value.init is ValueInit.reward:
-        raise ModelError(f"value=reward needs a decoder, and {reward.name} sees later tokens", hint="value=policy")
-    return ValueInit.policy, f"{reward.name} is an encoder: it sees later tokens"
-
-
-def _build_value(init: ValueInit, source: Source, lm: Any, reward: Reward, config: Config) -> ValueModel:
-    if init is ValueInit.reward:
-        assert isinstance(reward, ModelReward)
-        value = models.value_from_reward(reward.model)
-    else:
-        value = models.value_from_policy(source, lm, config.seed)
-    if config.model.gradient_checkpointing:
-        value.classifier.gradient_checkpointing_enable({"use_reentrant": False})
-    return value
-
-
-def _put_together(
-    config: Config, accelerator: Accelerator, algorithm: algos.Algorithm, prompts: Prompts, source: Source,
-    lm: Any, value: ValueModel | None, reward: Reward, why: str, reporter: Reporter,
-) -> Assembly:  # fmt: skip
+def _put_together(config: Config, base: Base, algorithm: algos.Algorithm, built: Built | None, reporter: Reporter) -> Assembly:
+    accelerator, lm, value = base.accelerator, base.lm, built.model.to(base.accelerator.device) if built else None
     policy = models.Policy(lm)
     needs_reference = config.algo.kl_coef > 0 or config.algo.max_kl is not None
     reference = models.reference_of(lm) if needs_reference else None
@@ -205,27 +185,27 @@ def _put_together(
         summed: Tensor = accelerator.reduce(x, "sum")
         return summed
 
-    ends = end_ids(source.tokenizer, lm.generation_config)
-    pad = models.pad_id(source, ends, lm.get_input_embeddings().num_embeddings)
-    sampler = Sampler(config.rollout, source.tokenizer, ends, pad)
-    collector = Collector(config, lm, policy, reference, value, reward, source.tokenizer, sampler, accelerator.autocast, total)
+    collector = Collector(
+        config, lm, policy, reference, value, base.reward, base.source.tokenizer, base.sampler, accelerator.autocast, total
+    )
     wrapped_value = wrapped[1] if value is not None else None
     updater = Updater(config, algorithm, wrapped[0], wrapped_value, prepared, accelerator, total)
     clock = Clock(reporter, accelerator.device)
-    plan = Plan(f"{config.algo.name}  {reward.name}", Path(config.run.dir), config.steps, ())
-    run = Assembly(config, accelerator, prompts, algorithm, collector, updater, KLController.of(config.algo), clock, plan)
-    run.plan = Plan(plan.title, plan.run_dir, plan.steps, tuple(facts(run, value, why, lr, len(ends))))
+    plan = Plan(f"{config.algo.name}  {base.reward.name}", Path(config.run.dir), config.steps, ())
+    run = Assembly(config, accelerator, base.prompts, algorithm, collector, updater, KLController.of(config.algo), clock, plan)
+    run.plan = replace(plan, facts=tuple(facts(run, built, lr)))
     return run
 
 
-def facts(run: Assembly, value: ValueModel | None, why: str, lr: float, ends: int) -> Iterator[tuple[str, str]]:
+def facts(run: Assembly, built: Built | None, lr: float) -> Iterator[tuple[str, str]]:
     """What is printed before the first step: the choices made, with reasons, and the sizes that follow from the config."""
     c, a, size = run.config, run.config.algo, run.config.samples_per_step
+    ends = len(run.collector.sampler.end_ids)
     count = sum(p.numel() for p in run.collector.lm.parameters())
     yield "policy", f"{c.model.path}, {_millions(count)} parameters, {ends} end token{'s' if ends != 1 else ''}"
     yield "reward", run.collector.reward.name
-    if value is not None:
-        yield "value", f"{value.origin}: {why}; {_millions(sum(p.numel() for p in value.parameters()))} parameters"
+    if built is not None:
+        yield "value", f"{built.model.origin}: {built.why}; {_millions(sum(p.numel() for p in built.model.parameters()))} parameters"
     yield "reference", "the policy as it starts" if run.collector.reference else "none: algo.kl_coef=0 needs no KL"
     dropped = f", {run.prompts.dropped} of {len(run.prompts) + run.prompts.dropped} dropped as too long" if run.prompts.dropped else ""
     yield "prompts", f"{len(run.prompts)} from {c.data.path}{dropped}"
@@ -239,7 +219,8 @@ def facts(run: Assembly, value: ValueModel | None, why: str, lr: float, ends: in
     )
     chosen = "" if c.optim.lr is not None else " by the policy's size"
     yield "optimizer", f"AdamW, lr {lr:.2g}{chosen}, {c.optim.schedule} over {c.updates} updates"
-    yield "KL", f"{a.kl_estimator} in the reward, kl_coef {a.kl_coef:g}" + (f" steered to {a.kl_target:g} nats" if a.kl_target else "")
+    where = "(lp - lq)^2 / 2 in the loss" if getattr(a, "kl_in_loss", False) else f"{a.kl_estimator} in the reward"
+    yield "KL", f"{where}, kl_coef {a.kl_coef:g}" + (f" steered to {a.kl_target:g} nats" if a.kl_target else "")
     yield "device", f"{run.accelerator.device}, mixed precision {run.accelerator.mixed_precision}"
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rlctl import __version__
 from rlctl.config import help as help_text
 from rlctl.errors import ConfigError, RlctlError, nearest
 
-COMMANDS = ("train",)
+COMMANDS = ("train", "score")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if argv[0] not in COMMANDS:
             raise _unknown_command(argv[0])
-        return train(argv[1:], show_traceback)
+        return (train if argv[0] == "train" else score)(argv[1:], show_traceback)
     except KeyboardInterrupt:
         return 130
     except RlctlError as error:
@@ -119,6 +120,33 @@ def train(argv: list[str], show_traceback: bool) -> int:
     if outcomes.members and outcomes.members[0].number is not None:  # type: ignore[attr-defined]
         _sweep_table(outcomes)
     return max(outcomes.statuses, default=0)
+
+
+def score(argv: list[str], show_traceback: bool) -> int:
+    """`rlctl score [RECIPE_DIR] [overrides...] [--json]`: 0 if training could learn from the reward, else 3."""
+    if any(a in ("-h", "--help") for a in argv):
+        sys.stdout.write(help_text.train())
+        return 0
+    as_json = "--json" in argv
+    recipe, argv = _recipe([a for a in argv if a != "--json"])
+    if {"-m", "--multirun"} & set(argv):
+        raise ConfigError("rlctl score looks at one config", "--multirun is for training", "rlctl score " + " ".join(argv[1:]))
+    from rlctl import launch
+    from rlctl.config import compose
+
+    statuses: list[int] = []
+
+    def task(job: compose.Job) -> None:
+        try:
+            compose.check(job.config)
+            statuses.append(launch.score_here(job.config, as_json))
+        except RlctlError as error:
+            launch.report(error, show_traceback)
+            statuses.append(error.exit_status)
+
+    with tempfile.TemporaryDirectory(prefix="rlctl-score-") as scratch:  # nothing is left behind
+        compose.run([*argv, f"hydra.run.dir={scratch}", "hydra.output_subdir=null"], recipe, task)
+    return max(statuses, default=0)
 
 
 def _recipe(argv: list[str]) -> tuple[Path | None, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +15,12 @@ from rlctl.config.schema import AlgoConfig, Config, ScoreNormalization
 from rlctl.data import Prompt, decode
 from rlctl.errors import TrainingError
 from rlctl.models import Policy, ValueModel
-from rlctl.rewards.base import Reward
+from rlctl.rewards.base import Reward, Scored
 from rlctl.rollout import Forward, Rollout, Samples, Sequences
 from rlctl.sample import Sampler
 from rlctl.tensors import Total, length_groups, moments
 
+Passes = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 Clock = Callable[[str], AbstractContextManager[None]]
 
 
@@ -45,6 +47,16 @@ class ScoreScaler:
         return (scores - self.mean) / (deviation + 1e-8)
 
 
+@dataclass(frozen=True)
+class Collected:
+    """A rollout with the text it was scored by."""
+
+    rollout: Rollout
+    samples: Samples
+    parts: dict[str, list[float | None]]
+    """What the scores are made of, by name, each (B)."""
+
+
 @dataclass
 class Collector:
     """Everything a rollout needs, assembled once."""
@@ -62,7 +74,7 @@ class Collector:
     total: Total
     scaler: ScoreScaler = field(default_factory=ScoreScaler)
 
-    def __call__(self, prompts: list[Prompt], clock: Clock) -> tuple[Rollout, Samples]:
+    def __call__(self, prompts: list[Prompt], clock: Clock) -> Collected:
         """One rollout of samples_per_prompt responses to each prompt, rows of one prompt side by side.
 
         Raises:
@@ -72,21 +84,45 @@ class Collector:
         algo = self.config.algo
         with clock("generate"), self.autocast():
             sequences, truncated, samples = self.sample(prompts, algo.samples_per_prompt)
-        with clock("score"):
-            scores = torch.tensor(self.reward.score(samples), device=truncated.device)
-            adjusted = self._adjust(scores, truncated, algo)
-        with clock("forward"):
-            temperature, reference = self.config.rollout.temperature, self.reference
-            old, entropy = self._per_token(lambda s: _both(self.policy(s, temperature, True)), sequences)
-            ref = values = None
-            if reference is not None:
-                (ref,) = self._per_token(lambda s: (reference(s, temperature).logprobs,), sequences)
-            if self.value is not None:
-                value = self.value
-                (values,) = self._per_token(lambda s: (value(s),), sequences)
+        scored, passes = self._score_beside_passes(samples, sequences, clock)
+        scores = torch.tensor(scored.scores, device=truncated.device)
+        adjusted = self._adjust(scores, truncated, algo)
+        old, entropy, ref, values = passes
         _finite(old, ref, values)
-        group = algo.samples_per_prompt
-        return Rollout(sequences, old, entropy, ref, values, scores, adjusted, truncated, group), samples
+        rollout = Rollout(sequences, old, entropy, ref, values, scores, adjusted, truncated, algo.samples_per_prompt)
+        return Collected(rollout, samples, scored.parts)
+
+    def _score_beside_passes(self, samples: Samples, sequences: Sequences, clock: Clock) -> tuple[Scored, Passes]:
+        """Scores and passes; a reward that leaves the device alone is computed while the passes go on.
+
+        The reward keeps the main thread, which functions that set signal handlers need.
+        """
+        if not self.reward.runs_beside:
+            with clock("score"):
+                scored = self.reward.scored(samples)
+            with clock("forward"):
+                return scored, self._passes(sequences)
+
+        def timed() -> Passes:
+            with clock("forward"):
+                return self._passes(sequences)
+
+        with ThreadPoolExecutor(1, "passes") as beside:
+            passes = beside.submit(timed)
+            with clock("score"):
+                scored = self.reward.scored(samples)
+            return scored, passes.result()
+
+    def _passes(self, sequences: Sequences) -> Passes:
+        """Old log-probabilities, entropy, reference log-probabilities and values of every response token, each (B, R)."""
+        temperature, reference, value = self.config.rollout.temperature, self.reference, self.value
+        old, entropy = self._per_token(lambda s: _both(self.policy(s, temperature, True)), sequences)
+        ref = values = None
+        if reference is not None:
+            (ref,) = self._per_token(lambda s: (reference(s, temperature).logprobs,), sequences)
+        if value is not None:
+            (values,) = self._per_token(lambda s: (value(s),), sequences)
+        return old, entropy, ref, values
 
     def sample(self, prompts: list[Prompt], count: int) -> tuple[Sequences, Tensor, Samples]:
         """`count` responses to each prompt, as ids and as text; truncated (B,) bool."""
@@ -104,9 +140,8 @@ class Collector:
         texts = [p.text + r for p, r in zip(prompts, responses, strict=True)]
         columns = {name: [p.columns[name] for p in prompts] for name in prompts[0].columns}
         chat = [p.messages for p in prompts if p.messages is not None]
-        return Samples(
-            [p.text for p in prompts], responses, texts, columns, chat if len(chat) == len(prompts) else None, truncated.tolist()
-        )
+        messages, rows = chat if len(chat) == len(prompts) else None, [p.row for p in prompts]
+        return Samples([p.text for p in prompts], responses, texts, columns, messages, truncated.tolist(), rows)
 
     def _adjust(self, scores: Tensor, truncated: Tensor, algo: AlgoConfig) -> Tensor:
         """Normalise, clip, then subtract the missing-end penalty. (B,) -> (B,)."""
@@ -115,7 +150,7 @@ class Collector:
             scores = self.scaler(scores)
         if algo.score_clip is not None:
             scores = scores.clamp(-algo.score_clip, algo.score_clip)
-        return scores - algo.missing_eos_penalty * truncated
+        return scores if self.reward.takes_penalty else scores - algo.missing_eos_penalty * truncated
 
     @torch.no_grad()
     def _per_token(self, call: Callable[[Sequences], tuple[Tensor, ...]], sequences: Sequences) -> list[Tensor]:

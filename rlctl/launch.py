@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from rlctl.config import compose
 from rlctl.config.schema import Config
-from rlctl.console import open_console, print_error
+from rlctl.console import open_console, print_error, print_score
 from rlctl.errors import RlctlError
 
 INTERRUPTED = 130
@@ -44,6 +45,22 @@ def run_here(config: Config, show_traceback: bool = False) -> int:
         return 1
     finally:
         reporter.close()
+
+
+def score_here(config: Config, as_json: bool) -> int:
+    """Try the reward in this process; 0 if training could learn from it, else 3."""
+    logging.captureWarnings(True)
+    compose.use_import_paths(config)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from rlctl.score import as_json as plain
+    from rlctl.score import score
+
+    report = score(config)
+    if as_json:
+        sys.stdout.write(json.dumps(plain(report), ensure_ascii=False, default=str) + "\n")
+    else:
+        print_score(report)
+    return 0 if report.learnable else 3
 
 
 def report(error: RlctlError, show_traceback: bool) -> None:

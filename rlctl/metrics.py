@@ -42,6 +42,13 @@ METRICS: dict[str, str] = {
     "loss/policy": "policy loss, mean over the step's updates",
     "loss/value": "value loss before vf_coef, mean over the step's updates",
     "loss/entropy": "mean entropy of the policy in training, only with entropy_coef > 0",
+    "loss/kl": "mean over responses of sum_t (lp - lq)^2 / 2, only with kl_in_loss",
+    "groups/tied": "share of prompts whose responses all got the same score, untouched (rloo)",
+    "reward/<part>": "mean over responses of a part of the score: a term of reward=weighted before its weight, or of "
+    "reward=calibrated the raw score, the baseline's (both less the missing-end penalty) and their difference",
+    "reward/<part>_std": "standard deviation of that part over the step",
+    "reward/<part>_abstained": "share of responses on which that term abstained; logged where any did",
+    "reward/saturated": "share of responses whose difference to the baseline is beyond 5",
     "responses/length": "mean response length in tokens, the end token included",
     "responses/truncated": "share of responses cut at max_new_tokens without an end",
     "prompts/length": "mean prompt length in tokens",
@@ -64,7 +71,7 @@ def check_names(metrics: dict[str, float]) -> None:
     Raises:
         KeyError: it is not in METRICS.
     """
-    if unknown := sorted(set(metrics) - set(METRICS)):
+    if unknown := sorted(n for n in set(metrics) - set(METRICS) if not n.startswith("reward/")):
         raise KeyError(f"metrics without a formula in METRICS: {', '.join(unknown)}")
 
 
@@ -108,13 +115,28 @@ def rollout_metrics(rollout: Rollout, kl_coef: float, estimator: str, total: Tot
     return metrics | {"objective/rlhf_reward": adjusted - kl_coef * kl}
 
 
+def part_metrics(parts: dict[str, list[float | None]], total: Total) -> dict[str, float]:
+    """Mean and spread of what the scores are made of, over all devices."""
+    metrics = {}
+    for name, values in parts.items():
+        given = torch.tensor([v is not None for v in values])
+        x = torch.tensor([v if v is not None else 0.0 for v in values])
+        count, mean, variance = (float(v) for v in moments(x, given, total))
+        metrics |= {f"reward/{name}": mean, f"reward/{name}_std": variance**0.5}
+        if count < float(total(torch.tensor(float(len(values))))):
+            metrics[f"reward/{name}_abstained"] = 1.0 - count / len(values)
+        if name == "difference":
+            metrics["reward/saturated"] = float(moments((x.abs() > 5.0).float(), given, total)[1])
+    return metrics
+
+
 def sequence_kl(rollout: Rollout, estimator: str) -> Tensor:
     """(B,) KL of each response from the reference in nats, summed over its tokens."""
     assert rollout.ref_logprobs is not None
     return masked(kl_estimate(rollout.old_logprobs, rollout.ref_logprobs, estimator), rollout.mask).sum(1)
 
 
-def sample_rows(rollout: Rollout, samples: Samples, estimator: str) -> list[dict[str, Any]]:
+def sample_rows(rollout: Rollout, samples: Samples, parts: dict[str, list[float | None]], estimator: str) -> list[dict[str, Any]]:
     """One record per response, for samples/step_NNNNNN.jsonl."""
     kl = sequence_kl(rollout, estimator).tolist() if rollout.ref_logprobs is not None else [None] * len(samples)
     lengths = rollout.mask.sum(1).tolist()
@@ -124,6 +146,7 @@ def sample_rows(rollout: Rollout, samples: Samples, estimator: str) -> list[dict
             "response": samples.responses[i],
             "score": float(rollout.scores[i]),
             "adjusted_score": float(rollout.adjusted_scores[i]),
+            "parts": {name: values[i] for name, values in parts.items()},
             "kl": kl[i],
             "length": lengths[i],
             "truncated": samples.truncated[i],

@@ -15,10 +15,10 @@ import torch
 
 from rlctl import checkpoint
 from rlctl.assemble import Assembly
+from rlctl.collect import Collected
 from rlctl.metrics import MetricsFile, sample_rows
 from rlctl.monitor import diagnose
 from rlctl.report import Reporter, Sample, Step, Summary
-from rlctl.rollout import Rollout, Samples
 
 _PACKAGES = ("rlctl", "torch", "transformers", "accelerate", "datasets", "hydra-core", "omegaconf", "trl")
 
@@ -42,11 +42,11 @@ class Recorder:
         _write_json(self.run_dir / "plan.json", dict(self.run.plan.facts))
         self.run.accelerator.init_trackers("rlctl")
 
-    def step(self, step: int, metrics: dict[str, float], rollout: Rollout, samples: Samples) -> None:
+    def step(self, step: int, metrics: dict[str, float], collected: Collected) -> None:
         """Write and show one finished step."""
         config = self.run.config
         metrics = {**metrics, **self._progress(step, metrics)}
-        rows = sample_rows(rollout, samples, config.algo.kl_estimator)
+        rows = sample_rows(collected.rollout, collected.samples, collected.parts, config.algo.kl_estimator)
         if step % config.run.samples_every == 0 or step in (1, config.steps):
             folder = self.run_dir / "samples"
             folder.mkdir(exist_ok=True)
@@ -60,16 +60,15 @@ class Recorder:
             self.before = _sample(rows[self.probe])
         self.history.append(metrics)
         self.reporter.step(Step(step, config.steps, metrics, _sample(ranked[-1]), _sample(ranked[0])))
-        for warning in diagnose(self.history, config.rollout.max_new_tokens):
+        for warning in [*diagnose(self.history, config.rollout.max_new_tokens), *self.run.collector.reward.warnings()]:
             self.reporter.warn(warning)
 
     def _progress(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
         config, seconds = self.run.config, self.run.clock.take()
-        whole = sum(seconds.values())
+        whole = seconds["time/step"]
         tokens = metrics["responses/length"] * config.samples_per_step
         return {
             **seconds,
-            "time/step": whole,
             "tokens/per_second": tokens / whole,
             "progress/samples": float(step * config.samples_per_step),
             "progress/epoch": step * config.rollout.prompts_per_step / len(self.run.prompts),

@@ -107,3 +107,49 @@ class Reporter(Protocol):
 
     def close(self) -> None:
         """Give the terminal back; safe to call twice, also after an exception."""
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One scored response."""
+
+    prompt: str
+    response: str
+    score: float | None
+    """None where the reward failed."""
+    parts: dict[str, float | None]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about a reward that a training would run into."""
+
+    level: str
+    """stop: training could not learn from it.  look: it could, but is this meant?"""
+    key: str
+    what: str
+    cause: str
+    change: str
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """What trying a reward showed."""
+
+    reward: str
+    rows: list[ScoreRow]
+    group_size: int
+    """Rows of one prompt side by side."""
+    milliseconds: float | None
+    """A response, on average."""
+    first_text: str
+    """Exactly what a function that takes texts sees first."""
+    passed: tuple[str, ...]
+    """`name: value` of everything a function is given for the first response."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def learnable(self) -> bool:
+        """Whether training could learn from this reward."""
+        return not any(f.level == "stop" for f in self.findings)

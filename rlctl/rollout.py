@@ -6,7 +6,7 @@ carried, never derived from ids again, for the pad token may be the end token. M
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Samples:
     """(B) chat prompts as messages; None for text prompts."""
     truncated: list[bool]
     """(B) True where the response was cut at the limit."""
+    rows: list[int] = field(default_factory=list)
+    """(B) number of each prompt's row in the data."""
 
     def __len__(self) -> int:
         return len(self.texts)

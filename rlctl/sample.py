@@ -113,3 +113,8 @@ def end_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
     own = generation_config.eos_token_id if generation_config is not None else None
     ids = own if isinstance(own, list) else [own]
     return tuple(sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None}))
+
+
+def seed_step(seed: int, step: int, process: int) -> None:
+    """Seed sampling by seed, step and process, so that nothing a reward draws can change what is sampled next."""
+    torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + process) % 2**63)

@@ -138,6 +138,24 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, discount: float, lam: flo
     return advantages, masked(advantages + values, mask)
 
 
+def leave_one_out(returns: Tensor, group_size: int, counted: Tensor) -> Tensor:
+    """Each return minus the mean of the other counted ones of its group (Kool et al., 2019). (B,) -> (B,).
+
+    Rows p*G .. p*G+G-1 are a group. A row that is not counted, or has no counted sibling, gets 0.
+    """
+    grouped = masked(returns, counted).view(-1, group_size)
+    member = counted.view(-1, group_size)
+    others = member.sum(1, keepdim=True) - member.long()
+    baseline = (grouped.sum(1, keepdim=True) - grouped) / others.clamp(min=1)
+    return masked(grouped - baseline, member & (others > 0)).view(-1)
+
+
+def tied_groups(scores: Tensor, group_size: int) -> Tensor:
+    """(B / G,) bool: groups whose scores are all equal, which say nothing about what is better."""
+    grouped = scores.view(-1, group_size)
+    return (grouped == grouped[:, :1]).all(1)
+
+
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
     """1 - Var(G - V) / Var(G) over the entries that count; NaN when the returns do not vary. A scalar."""
     _, _, of_returns = moments(returns, mask, total)

@@ -6,15 +6,15 @@ import logging
 import shutil
 from pathlib import Path
 
-import torch
-
 from rlctl import checkpoint
 from rlctl.assemble import Assembly, assemble
 from rlctl.config.schema import Config
 from rlctl.errors import RlctlError, TrainingError
-from rlctl.metrics import rollout_metrics
+from rlctl.metrics import part_metrics, rollout_metrics
 from rlctl.record import Recorder, write_summary
 from rlctl.report import Reporter, Sample, Summary
+from rlctl.rewards.calibrated import CalibratedReward
+from rlctl.sample import seed_step
 
 logger = logging.getLogger("rlctl")
 
@@ -32,6 +32,7 @@ def train(config: Config, reporter: Reporter) -> Summary:
         recorder = Recorder(run, reporter, run_dir)
         recorder.open()
         reporter.start(run.plan)
+        sample_baselines(run, reporter)
         stopped = loop(run, recorder, reporter)
         summary = finish(run, recorder, *(stopped or ("finished", f"all {config.steps} steps done")))
         reporter.finish(summary)
@@ -57,8 +58,10 @@ def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, st
     config, total = run.config, run.collector.total
     for step in range(1, config.steps + 1):
         seed_step(config.seed, step, run.accelerator.process_index)
-        rollout, samples = run.collector(run.prompts.at(step, config.rollout.prompts_per_step), run.clock)
+        collected = run.collector(run.prompts.at(step, config.rollout.prompts_per_step), run.clock)
+        rollout = collected.rollout
         metrics = rollout_metrics(rollout, run.kl.coef, config.algo.kl_estimator, total)
+        metrics |= part_metrics(collected.parts, total)
         check_start(config, step, metrics)
         if config.algo.max_kl is not None and metrics["objective/kl"] > config.algo.max_kl:
             return "stopped", back_to_good(run, recorder, step, metrics["objective/kl"])
@@ -71,13 +74,25 @@ def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, st
                 path = checkpoint.save(recorder.run_dir, step, config.run.keep, lambda folder: write_models(run, folder))
             logger.info("checkpoint %s", path)
             reporter.note(f"checkpoint {path}")
-        recorder.step(step, metrics, rollout, samples)
+        recorder.step(step, metrics, collected)
     return None
 
 
-def seed_step(seed: int, step: int, process: int) -> None:
-    """Seed sampling by seed, step and process, so that nothing a reward draws can change what is sampled next."""
-    torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + process) % 2**63)
+def sample_baselines(run: Assembly, reporter: Reporter) -> None:
+    """reward.baseline=sample: before training, one response of the starting policy to every prompt the run will use."""
+    config, reward = run.config, run.collector.reward
+    if not isinstance(reward, CalibratedReward) or reward.config.baseline != "sample":
+        return
+    per_step = config.rollout.prompts_per_step
+    used = {p.row: p for step in range(1, config.steps + 1) for p in run.prompts.at(step, per_step)}
+    prompts = list(used.values())
+    seed_step(config.seed, 0, 0)
+    for start in range(0, len(prompts), config.samples_per_step):
+        reporter.phase("generate", start, len(prompts))
+        chunk = prompts[start : start + config.samples_per_step]
+        _, truncated, samples = run.collector.sample(chunk, 1)
+        reward.set_baselines(chunk, zip(samples.responses, truncated.tolist(), strict=True))
+    reporter.note(f"drew {len(prompts)} baselines from the starting policy")
 
 
 def check_start(config: Config, step: int, metrics: dict[str, float]) -> None:

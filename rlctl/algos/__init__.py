@@ -2,9 +2,10 @@
 
 from rlctl.algos.base import Algorithm, Counts
 from rlctl.algos.ppo import PPO
-from rlctl.config.schema import AlgoConfig, PPOConfig
+from rlctl.algos.rloo import RLOO
+from rlctl.config.schema import AlgoConfig, PPOConfig, RLOOConfig
 
-ALGORITHMS: dict[type[AlgoConfig], type] = {PPOConfig: PPO}
+ALGORITHMS: dict[type[AlgoConfig], type] = {PPOConfig: PPO, RLOOConfig: RLOO}
 
 
 def build(config: AlgoConfig) -> Algorithm:

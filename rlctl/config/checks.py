@@ -6,7 +6,16 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from rlctl.config.schema import Config, FunctionRewardConfig, ModelRewardConfig, PPOConfig, ValueInit
+from rlctl.config.leaves import leaves, value_source
+from rlctl.config.schema import (
+    Config,
+    FunctionRewardConfig,
+    PPOConfig,
+    RLOOConfig,
+    TermConfig,
+    ValueInit,
+    WeightedRewardConfig,
+)
 
 _BOUNDS = {
     "ge": (lambda v, b: v >= b, "at least"),
@@ -71,12 +80,41 @@ def _together(config: Config) -> Iterator[str]:
         yield "algo.max_kl needs run.keep of at least 2: the newest checkpoint may be the one past the limit"
     if isinstance(algo, PPOConfig) and algo.value_warmup_steps >= config.steps:
         yield f"algo.value_warmup_steps={algo.value_warmup_steps} leaves none of the {config.steps} steps for the policy"
-    if config.value.init is ValueInit.reward and not isinstance(config.reward, ModelRewardConfig):
-        yield (
-            "value=reward needs a reward model to start from, and the reward is the function "
-            f"{config.reward.path}; write value=policy, or reward=model:PATH"
-        )
-    if isinstance(config.reward, FunctionRewardConfig) and "." not in config.reward.path:
-        yield f"reward=fn:{config.reward.path}: expected the dotted path of a function, such as fn:mypkg.count_good"
+    yield from _reward(config)
+    if not isinstance(algo, PPOConfig):
+        if config.value.init is not ValueInit.auto or config.value.lr is not None:
+            yield f"value={config.value.init}: algo={algo.name} has no value model; leave value out, or write algo=ppo"
+        if config.run.save_value:
+            yield f"run.save_value=true: algo={algo.name} has no value model"
+    if isinstance(algo, RLOOConfig) and algo.kl_in_loss and algo.kl_target is not None:
+        yield "algo.kl_target steers the KL in the reward; with algo.kl_in_loss=true the coefficient is fixed"
     if config.optim.warmup_updates > config.updates:
         yield f"optim.warmup_updates={config.optim.warmup_updates} is more than the {config.updates} updates of the run"
+
+
+def _reward(config: Config) -> Iterator[str]:
+    reward = config.reward
+    try:
+        found = leaves(reward)
+    except ValueError as error:
+        yield f"{'reward.base' if reward.kind == 'calibrated' else 'reward.terms'}: {error}"
+        return
+    for leaf in found:
+        if isinstance(leaf, FunctionRewardConfig) and "." not in leaf.path:
+            yield f"reward=fn:{leaf.path}: expected the dotted path of a function, such as fn:mypkg.count_good"
+    if isinstance(reward, WeightedRewardConfig):
+        if not reward.terms:
+            yield "reward=weighted needs reward.terms, such as '+reward.terms=[{reward: fn:mypkg.count_good, weight: 1.0}]'"
+        names = [term_name(t) for t in reward.terms]
+        for name in sorted({n for n in names if names.count(n) > 1}):
+            yield f"reward.terms: two terms are called {name!r}; give each a name of its own"
+        for i, term in enumerate(reward.terms):
+            yield from _bounds(term, f"reward.terms[{i}].")
+    if config.value.init is ValueInit.reward and isinstance(config.algo, PPOConfig) and value_source(reward) is None:
+        what = f"the function {found[0].path}" if len(found) == 1 else "a sum of several"
+        yield f"value=reward needs a reward model to start from, and the reward is {what}; write value=policy, or reward=model:PATH"
+
+
+def term_name(term: TermConfig) -> str:
+    """A term's name in metrics: its own, or the last part of its path."""
+    return term.name or term.reward.partition(":")[2].rstrip("/").rpartition("/")[2].rpartition(".")[2]

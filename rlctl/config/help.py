@@ -13,6 +13,7 @@ rlctl {version}: online RLHF fine-tuning of language models, driven by configs
 
   rlctl train [RECIPE_DIR] [key=value ...]   train; without arguments, the built-in policy, prompts and reward
   rlctl train -m key=a,b ...                 a sweep: one run for each combination
+  rlctl score [RECIPE_DIR] [key=value ...]   try the reward on real samples before training; --json for scripts
   rlctl train --cfg job                      print the config instead of running it
   rlctl train --help                         every config group and key
   rlctl --version

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
 
 def bounded(default: Any, **bounds: float) -> Any:
@@ -31,6 +31,26 @@ class Overlong(StrEnum):
 class KLEstimator(StrEnum):
     k1 = "k1"
     k3 = "k3"
+
+
+class RatioLevel(StrEnum):
+    sequence = "sequence"
+    token = "token"
+
+
+class Batching(StrEnum):
+    joint = "joint"
+    separate = "separate"
+
+
+class Baseline(StrEnum):
+    column = "column"
+    sample = "sample"
+
+
+class OnTimeout(StrEnum):
+    error = "error"
+    score = "score"
 
 
 class ScoreNormalization(StrEnum):
@@ -205,6 +225,23 @@ class PPOConfig(AlgoConfig):
 
 
 @dataclass(frozen=True)
+class RLOOConfig(AlgoConfig):
+    """REINFORCE with a leave-one-out baseline: no value model."""
+
+    name: str = "rloo"
+    samples_per_prompt: int = bounded(4, ge=2)
+    """k: each response is compared with the mean of the k - 1 others to its prompt."""
+    epochs: int = bounded(2, ge=1)
+    """Passes over the rollout in one step; one pass with one minibatch is plain REINFORCE."""
+    ratio: RatioLevel = RatioLevel.sequence
+    """Clip one probability ratio per response (sequence) or one per token (token)."""
+    kl_in_loss: bool = False
+    """Put the KL into the loss, as (lp - lq)^2 / 2 with its unbiased gradient, instead of into the reward."""
+    normalize_advantages: bool = False
+    """Divide the advantages by their root mean square over the step, and clip them to [-10, 10]."""
+
+
+@dataclass(frozen=True)
 class RewardConfig:
     """Keys that every reward shares."""
 
@@ -226,6 +263,22 @@ class FunctionRewardConfig(RewardConfig):
     format: FunctionFormat = FunctionFormat.auto
     """What `prompts` and `completions` are: text, or messages as in TRL. auto: messages for chat prompts, and where
     the function's annotation asks for them; text otherwise."""
+    args: Dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the function: reward.args.threshold=0.5"""
+    workers: int = bounded(0, ge=0)
+    """Processes that share the texts, for a function that keeps a CPU busy. 0: called in this process."""
+    timeout: Optional[float] = bounded(None, gt=0)
+    """Seconds that one call may take."""
+    on_timeout: OnTimeout = OnTimeout.error
+    """error: a call that takes longer ends the run. score: its texts get reward.timeout_score, and a warning counts them."""
+    timeout_score: float = 0.0
+    """The score of texts whose call took too long, under reward.on_timeout=score."""
+    retries: int = bounded(0, ge=0)
+    """Calls repeated after a passing error, each after twice the pause of the one before."""
+    retry_pause: float = bounded(1.0, ge=0)
+    """Seconds before the first repeat."""
+    retry_on: List[str] = field(default_factory=lambda: ["OSError", "TimeoutError", "TransportError"])
+    """Names of exception classes (or of their bases) that are passing errors; connection errors are OSErrors."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +300,51 @@ class ModelRewardConfig(RewardConfig):
     """Longest text in the reward model's tokens; a longer one loses its front. null: what the model takes."""
     append_eos: AppendEos = AppendEos.auto
     """Close a finished response with the reward model's own end token. auto: if it shares the policy's vocabulary."""
+
+
+@dataclass(frozen=True)
+class CalibratedRewardConfig(RewardConfig):
+    """sigmoid(r(response) - r(baseline)): how probably the response beats a known answer to its prompt."""
+
+    kind: str = "calibrated"
+    path: str = "builtin"
+    """The reward model r, a folder or hub id; or any reward through reward.base."""
+    base: Optional[str] = None
+    """The reward r in the shorthand's form: fn:MODULE.FUNCTION or model:PATH. null: model:PATH of reward.path."""
+    baseline: Baseline = Baseline.column
+    """column: the baseline is a column of the data. sample: one response of the starting policy, drawn before training."""
+    baseline_column: str = "reference"
+    """Column with the baseline answer, with or without its prompt in front."""
+    baseline_includes_prompt: Optional[bool] = None
+    """Whether the column repeats the prompt. null: it does where it begins with it."""
+    batching: Batching = Batching.joint
+    """Score baselines that are new in one call with the responses (joint), or in one of their own (separate)."""
+
+
+@dataclass(frozen=True)
+class TermConfig:
+    """One term of a weighted reward."""
+
+    reward: str = "???"
+    """fn:MODULE.FUNCTION or model:PATH."""
+    weight: float = 1.0
+    """Factor on the term's score."""
+    name: Optional[str] = None
+    """Its name in metrics and samples. null: the function's or the model's."""
+    clip: Optional[float] = bounded(None, gt=0)
+    """Clip the term's score to [-clip, clip] before weighting."""
+    args: Dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for a function."""
+
+
+@dataclass(frozen=True)
+class WeightedRewardConfig(RewardConfig):
+    """A weighted sum of rewards; a function abstains on a sample by returning None for it."""
+
+    kind: str = "weighted"
+    path: str = "terms"
+    terms: List[TermConfig] = field(default_factory=list)
+    """The terms: [{reward: fn:mypkg.kind, weight: 1.0}, {reward: fn:mypkg.short, weight: 0.1, clip: 5}]"""
 
 
 @dataclass(frozen=True)
@@ -337,6 +435,18 @@ class DebugConfig:
 
 
 @dataclass(frozen=True)
+class ScoreConfig:
+    """What `rlctl score` looks at."""
+
+    prompts: int = bounded(16, ge=1)
+    """Prompts to try the reward on."""
+    samples_per_prompt: int = bounded(4, ge=1)
+    """Responses sampled for each."""
+    column: Optional[str] = None
+    """Score the answers of this column instead of sampling any."""
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole of a run."""
 
@@ -353,6 +463,7 @@ class Config:
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
+    score: ScoreConfig = field(default_factory=ScoreConfig)
 
     @property
     def samples_per_step(self) -> int:
@@ -377,6 +488,11 @@ class Config:
 
 # One entry per option that has keys of its own; the first field of each (`name`, `kind`) tells them apart in a saved config.
 OPTIONS: dict[str, dict[str, type]] = {
-    "algo": {"ppo": PPOConfig},
-    "reward": {"fn": FunctionRewardConfig, "model": ModelRewardConfig},
+    "algo": {"ppo": PPOConfig, "rloo": RLOOConfig},
+    "reward": {
+        "fn": FunctionRewardConfig,
+        "model": ModelRewardConfig,
+        "calibrated": CalibratedRewardConfig,
+        "weighted": WeightedRewardConfig,
+    },
 }

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 KINDS: dict[tuple[str, str], str] = {
     ("reward", "fn"): "fn",
     ("reward", "model"): "model",
+    ("reward", "calibrated"): "calibrated",
     ("model", "hf"): "builtin",
     ("data", "file"): "builtin",
     ("data", "hf"): "builtin",
@@ -49,6 +50,8 @@ class ShorthandSource(ConfigSource):
         parsed = parse(config_path)
         assert parsed is not None, config_path
         group, kind, value = parsed
+        if kind == "file" and not value.startswith(("/", ".", "~")):
+            value = f"./{value}"  # a file whatever it is called: never the name of something on a hub
         node = OmegaConf.create({"defaults": [KINDS[group, kind], "_self_"], "path": value})
         return ConfigResult(config=node, path=f"{self.scheme()}://", provider=self.provider, header={"package": None})
 

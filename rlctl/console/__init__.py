@@ -12,6 +12,7 @@ from rlctl.console.live import LiveConsole
 from rlctl.console.numbers import number
 from rlctl.console.plain import PlainConsole
 from rlctl.console.quiet import QuietConsole
+from rlctl.console.score import print_score
 from rlctl.console.stream import can_draw, make_console, print_error
 from rlctl.console.summary import print_summary
 from rlctl.console.tables import SweepRow, print_sweep
@@ -25,6 +26,7 @@ __all__ = [
     "number",
     "open_console",
     "print_error",
+    "print_score",
     "print_summary",
     "print_sweep",
     "sparkline",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -30,7 +31,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 def _groups(values: Sequence[float | None], width: int) -> list[Sequence[float | None]]:
     count = min(width, len(values))
     edges = [i * len(values) // count for i in range(count + 1)]
-    return [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [values[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def _mean(group: Sequence[float | None]) -> float | None:

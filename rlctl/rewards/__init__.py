@@ -1,5 +1,1 @@
-"""The rewards, one file each."""
-
-from rlctl.rewards.base import Reward
-
-__all__ = ["Reward"]
+"""The rewards, one file each. Nothing is imported here: worker processes need `importing` without torch."""

@@ -1,20 +1,44 @@
-"""What a reward is: something that gives one finite number per sample, from text."""
+"""What a reward is: something that gives one finite number per sample, from text. Knows no model and no function."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
+from rlctl.data import Prompts
 from rlctl.errors import RewardError
+from rlctl.report import Warning
 from rlctl.rollout import Samples
 
 
-class Reward(Protocol):
+@dataclass(frozen=True)
+class Scored:
+    """Scores of B samples and what they are made of."""
+
+    scores: list[float]
+    """(B)."""
+    parts: dict[str, list[float | None]] = field(default_factory=dict)
+    """Name -> (B); None where a part abstained."""
+
+
+class Reward:
     """Scores samples. Frozen during a run: the same text always gets the same score from a reward model."""
 
     name: str
     """As the user wrote it, for messages."""
+    runs_beside: bool = False
+    """Whether it leaves the device alone, so that reference and value passes can go on meanwhile."""
+    takes_penalty: bool = False
+    """Whether it applies algo.missing_eos_penalty itself."""
+
+    def check(self, prompts: Prompts) -> None:
+        """Find out before training what the data lacks.
+
+        Raises:
+            RewardError, DataError: it lacks something.
+        """
 
     def score(self, samples: Samples) -> list[float]:
         """One finite number per sample, in order.
@@ -22,13 +46,22 @@ class Reward(Protocol):
         Raises:
             RewardError: it failed, or gave anything else.
         """
+        raise NotImplementedError
+
+    def scored(self, samples: Samples) -> Scored:
+        """The scores with their parts."""
+        return Scored(self.score(samples))
+
+    def warnings(self) -> list[Warning]:
+        """What looked wrong since the start, for the console."""
+        return []
 
 
-def checked(name: str, returned: Any, samples: Samples) -> list[float]:
+def checked(name: str, returned: Any, samples: Samples, may_abstain: bool = False) -> list[float | None]:
     """What a reward returned, as floats.
 
     Accepts a list, tuple, numpy array or tensor of ints, floats or bools of the length of the samples. Nothing is
-    broadcast.
+    broadcast. None, to abstain, only where that has a meaning.
 
     Raises:
         RewardError: it names the reward, what was expected and the first bad sample.
@@ -40,7 +73,7 @@ def checked(name: str, returned: Any, samples: Samples) -> list[float]:
         raise RewardError(f"reward {name} returned {_shown(returned)}", expected, _EXAMPLE)
     if len(returned) != len(samples):
         raise RewardError(f"reward {name} returned {len(returned)} scores", expected, _EXAMPLE)
-    return [_number(name, value, i, samples) for i, value in enumerate(returned)]
+    return [None if may_abstain and value is None else _number(name, value, i, samples) for i, value in enumerate(returned)]
 
 
 _EXAMPLE = "return [float(...) for text in texts]"

@@ -16,6 +16,7 @@ from rlctl.config.schema import AppendEos, ModelRewardConfig
 from rlctl.data import context_length
 from rlctl.errors import ModelError
 from rlctl.models import Source, is_causal, load_weights
+from rlctl.rewards.base import Reward
 from rlctl.rollout import Samples
 from rlctl.tensors import length_groups, right_pad
 
@@ -37,7 +38,7 @@ def check_source(source: Source) -> None:
         raise ModelError(f"the reward model {source.name} has {source.hf_config.num_labels} labels, expected 1", hint=NEEDS_CLASSIFIER)
 
 
-class ModelReward:
+class ModelReward(Reward):
     """A frozen reward model."""
 
     def __init__(self, config: ModelRewardConfig, source: Source, policy: Source, device: torch.device):
@@ -72,6 +73,16 @@ class ModelReward:
         for group in length_groups(torch.tensor([len(r) for r in rows]), self.config.batch_size):
             scores[group] = self._forward([rows[int(i)] for i in group]).float().cpu()
         return scores.tolist()  # type: ignore[no-any-return]
+
+    def too_long(self, samples: Samples, i: int) -> bool:
+        """Whether sample i would lose its front."""
+        if self.limit is None or len(samples.texts[i].encode()) + 8 < self.limit:  # a token is at least a byte
+            return False
+        limit, self.limit = self.limit, None
+        try:
+            return len(self.encode(samples, i)) > limit
+        finally:
+            self.limit = limit
 
     def encode(self, samples: Samples, i: int) -> list[int]:
         """Sample i as the reward model's own token ids; closed by its end token if it ended and that is asked for."""
