@@ -24,7 +24,11 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> Path:
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
-        aside.rename(path)
+        try:
+            aside.rename(path)
+        except BaseException:
+            old.rename(path)
+            raise
         shutil.rmtree(old)
     else:
         aside.rename(path)

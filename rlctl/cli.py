@@ -12,10 +12,14 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlctl import __version__
 from rlctl.config import help as help_text
 from rlctl.errors import ConfigError, RlctlError, nearest
+
+if TYPE_CHECKING:
+    from rlctl.config import compose
 
 COMMANDS = ("train", "score")
 
@@ -55,13 +59,13 @@ def _unknown_command(word: str) -> ConfigError:
 class _Outcomes:
     """What became of the jobs of one command."""
 
+    command: str
     show_traceback: bool
     statuses: list[int] = field(default_factory=list)
     members: list[object] = field(default_factory=list)
 
     def run(self, job: object) -> None:
         """Run one composed job; never raises but for an interrupt, so that the rest of a sweep goes on."""
-        from rlctl import launch
         from rlctl.config import compose
         from rlctl.console import print_error
 
@@ -69,22 +73,37 @@ class _Outcomes:
         if job.number is not None and job.config.console.mode != "quiet":
             sys.stdout.write(f"\nmember {job.number}: {' '.join(job.overrides)}\n")
             sys.stdout.flush()
-        try:
-            _claim(job.run_dir)
-            (job.run_dir / "command.txt").write_text(shlex.join(["rlctl", *sys.argv[1:]]) + "\n")
-            compose.check(job.config)
-            compose.save(job.config, job.run_dir / "config.yaml")
-            status = (launch.run_here if job.number is None else launch.run_process)(job.config, self.show_traceback)
-        except RlctlError as error:
-            launch.report(error, self.show_traceback)
-            (job.run_dir / "summary.json").write_text(json.dumps({"status": "failed", "reason": error.what}))
-            status = error.exit_status
+        status = self._run(job)
         if status == 130:
             raise KeyboardInterrupt
         if job.number is not None and status:
             print_error([f"error: member {job.number} failed with exit status {status}: {' '.join(job.overrides)}"])
         self.statuses.append(status)
         self.members.append(job)
+
+
+    def _run(self, job: compose.Job) -> int:
+        """The exit status of one job; what goes wrong before it starts is shown, and kept in a folder of its own."""
+        from rlctl import launch
+        from rlctl.config import compose
+
+        try:
+            _claim(job.run_dir)
+        except RlctlError as error:
+            launch.report(error, self.show_traceback)
+            return error.exit_status
+        (job.run_dir / ".hydra").mkdir(exist_ok=True)
+        for name, text in job.hydra_files.items():
+            (job.run_dir / ".hydra" / name).write_text(text)
+        (job.run_dir / "command.txt").write_text(self.command + "\n")
+        try:
+            compose.check(job.config)
+            compose.save(job.config, job.run_dir / "config.yaml")
+            return (launch.run_here if job.number is None else launch.run_process)(job.config, self.show_traceback)
+        except RlctlError as error:
+            launch.report(error, self.show_traceback)
+            (job.run_dir / "summary.json").write_text(json.dumps({"status": "failed", "reason": error.what}))
+            return error.exit_status
 
 
 def _claim(run_dir: Path) -> None:
@@ -112,10 +131,10 @@ def train(argv: list[str], show_traceback: bool) -> int:
             f"it was started as one of {os.environ['WORLD_SIZE']} (WORLD_SIZE is set)",
             "start it without accelerate launch or torchrun: rlctl train ...",
         )
-    recipe, argv = _recipe(argv)
+    typed, (recipe, argv) = argv, _recipe(argv)
     from rlctl.config import compose
 
-    outcomes = _Outcomes(show_traceback)
+    outcomes = _Outcomes(shlex.join(["rlctl", "train", *typed]), show_traceback)
     compose.run(argv, recipe, outcomes.run)
     if outcomes.members and outcomes.members[0].number is not None:  # type: ignore[attr-defined]
         _sweep_table(outcomes)
@@ -151,7 +170,7 @@ def score(argv: list[str], show_traceback: bool) -> int:
 
 def _recipe(argv: list[str]) -> tuple[Path | None, list[str]]:
     """Take a leading recipe folder off the arguments."""
-    if not argv or argv[0].startswith("-") or "=" in argv[0]:
+    if not argv or argv[0].startswith(("-", "+")) or "=" in argv[0] or (argv[0].startswith("~") and argv[0][1:2] != "/"):
         return None, argv
     folder = Path(argv[0]).resolve()
     if not (folder / "config.yaml").is_file():

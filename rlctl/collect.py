@@ -35,7 +35,8 @@ class ScoreScaler:
 
     def update(self, scores: Tensor, total: Total) -> None:
         """Take in a step's scores (B,); merging counts, means and squares as in Chan et al. (1979)."""
-        n, mean, variance = (float(x) for x in moments(scores, torch.ones_like(scores, dtype=torch.bool), total))
+        # in double: rounding must not look like a spread where all scores are equal
+        n, mean, variance = (float(x) for x in moments(scores.double(), torch.ones_like(scores, dtype=torch.bool), total))
         both, delta = self.count + n, mean - self.mean
         self.squares += variance * n + delta**2 * self.count * n / both
         self.mean += delta * n / both
@@ -44,7 +45,7 @@ class ScoreScaler:
     def __call__(self, scores: Tensor) -> Tensor:
         """Scores (B,) with the running mean taken off, in running standard deviations."""
         deviation = (self.squares / max(self.count, 1.0)) ** 0.5
-        return (scores - self.mean) / (deviation + 1e-8)
+        return ((scores.double() - self.mean) / (deviation + 1e-8)).float()
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,13 @@ class Collector:
             response_text(self.tokenizer, p.ids, ids[:n], keep)
             for p, ids, n in zip(prompts, sequences.response_ids.tolist(), lengths, strict=True)
         ]
-        texts = [p.text + r for p, r in zip(prompts, responses, strict=True)]
+        # a chat prompt is told apart by special tokens; a text prompt is shown as it was written
+        asked = [decode(self.tokenizer, p.ids, True) if keep and p.messages is not None else p.text for p in prompts]
+        texts = [p + r for p, r in zip(asked, responses, strict=True)]
         columns = {name: [p.columns[name] for p in prompts] for name in prompts[0].columns}
         chat = [p.messages for p in prompts if p.messages is not None]
         messages, rows = chat if len(chat) == len(prompts) else None, [p.row for p in prompts]
-        return Samples([p.text for p in prompts], responses, texts, columns, messages, truncated.tolist(), rows)
+        return Samples(asked, responses, texts, columns, messages, truncated.tolist(), rows)
 
     def _adjust(self, scores: Tensor, truncated: Tensor, algo: AlgoConfig) -> Tensor:
         """Normalise, clip, then subtract the missing-end penalty. (B,) -> (B,)."""

@@ -102,6 +102,10 @@ def _load(datasets: Any, where: str, config: DataConfig) -> Any:
         return datasets.load_dataset(where, config.name, split=config.split)
     except DataError:
         raise
+    except ValueError as error:
+        if "corresponds to no data" in str(error):  # the library's words for an empty file
+            raise DataError(f"data {where} has no rows") from error
+        raise DataError(f"data {where} cannot be loaded", f"{type(error).__name__}: {error}") from error
     except Exception as error:  # datasets raises its own, pyarrow's, pandas' and the hub's; the cause is shown whole
         raise DataError(f"data {where} cannot be loaded", f"{type(error).__name__}: {error}") from error
 
@@ -147,7 +151,7 @@ def build_prompts(config: Config, tokenizer: Any, context: int | None) -> Prompt
     """
     limit = prompt_limit(config, context)
     rows = read_rows(config.data)
-    template = Path(config.data.chat_template).read_text() if config.data.chat_template else None
+    template = _template(config.data.chat_template)
     items: list[Prompt] = []
     for number, row in enumerate(rows):
         prompt = _encode(config.data, tokenizer, template, number, row)
@@ -163,9 +167,20 @@ def build_prompts(config: Config, tokenizer: Any, context: int | None) -> Prompt
     return Prompts(items, columns, len(rows) - len(items), config.data.shuffle, config.seed)
 
 
+def _template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        why = f"there is no such file (looked from {Path.cwd()})"
+        raise ConfigError(f"no chat template at {path}", why, "data.chat_template=FILE.jinja")
+    return Path(path).read_text()
+
+
 def _encode(config: DataConfig, tokenizer: Any, template: str | None, number: int, row: dict[str, Any]) -> Prompt:
     value = row[config.prompt_column]
     columns = {k: v for k, v in row.items() if k != config.prompt_column}
+    if value == "":
+        raise DataError(f"row {number} has an empty prompt", f"column {config.prompt_column!r} holds {value!r}")
     if isinstance(value, str) and config.wrap_as_chat:
         value = [{"role": "user", "content": value}]
     if isinstance(value, str):

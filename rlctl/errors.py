@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: str, words: Iterable[str]) -> str | None:
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.7) -> str | None:
     """The word most like the given one, for "did you mean"; None if none is close."""
-    match = difflib.get_close_matches(word, list(words), n=1, cutoff=0.7)
+    match = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
     return match[0] if match else None
 
 

@@ -84,7 +84,7 @@ class MetricsFile:
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Append a step's line. NaN and infinity, which JSON lacks, become null."""
         check_names(metrics)
-        numbers = {k: (v if math.isfinite(v) else None) for k, v in sorted(metrics.items())}
+        numbers = without_nan(dict(sorted(metrics.items())))
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **numbers}) + "\n")
 
@@ -102,6 +102,8 @@ def rollout_metrics(rollout: Rollout, kl_coef: float, estimator: str, total: Tot
     metrics = {
         "objective/scores": float(scores),
         "objective/scores_std": float(variance) ** 0.5,
+        "objective/scores_min": float(rollout.scores.min()),
+        "objective/scores_max": float(rollout.scores.max()),
         "objective/adjusted_scores": adjusted,
         "objective/kl_coef": kl_coef,
         "objective/entropy": float(moments(rollout.entropy, mask, total)[1]),
@@ -113,6 +115,15 @@ def rollout_metrics(rollout: Rollout, kl_coef: float, estimator: str, total: Tot
         kl = mean(sequence_kl(rollout, estimator))
         metrics |= {"objective/kl": kl, "objective/kl_k3": mean(sequence_kl(rollout, "k3"))}
     return metrics | {"objective/rlhf_reward": adjusted - kl_coef * kl}
+
+
+def without_nan(value: Any) -> Any:
+    """The same data with NaN and infinity, which JSON lacks, as null."""
+    if isinstance(value, dict):
+        return {k: without_nan(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def part_metrics(parts: dict[str, list[float | None]], total: Total) -> dict[str, float]:

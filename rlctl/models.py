@@ -199,7 +199,6 @@ def value_from_policy(source: Source, lm: Any, seed: int) -> ValueModel:
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ModelError(f"transformers has no sequence classifier for {config.model_type}, so no value model of it", hint="another policy")
     config.num_labels = 1
-    config.pad_token_id = config.pad_token_id if config.pad_token_id is not None else 0
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         classifier = AutoModelForSequenceClassification.from_config(config, dtype=lm.dtype)
@@ -208,6 +207,8 @@ def value_from_policy(source: Source, lm: Any, seed: int) -> ValueModel:
         nn.init.normal_(head.weight, std=1.0 / (head.in_features + 1))
         if head.bias is not None:
             nn.init.zeros_(head.bias)
+    if classifier.config.pad_token_id is None:  # only now: known to an embedding, it would get no gradient there
+        classifier.config.pad_token_id = 0
     disable_dropout(classifier)
     return ValueModel(classifier.eval(), "policy")
 

@@ -16,7 +16,7 @@ import torch
 from rlctl import checkpoint
 from rlctl.assemble import Assembly
 from rlctl.collect import Collected
-from rlctl.metrics import MetricsFile, sample_rows
+from rlctl.metrics import MetricsFile, sample_rows, without_nan
 from rlctl.monitor import diagnose
 from rlctl.report import Reporter, Sample, Step, Summary
 
@@ -50,7 +50,7 @@ class Recorder:
         if step % config.run.samples_every == 0 or step in (1, config.steps):
             folder = self.run_dir / "samples"
             folder.mkdir(exist_ok=True)
-            text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+            text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in without_nan(rows))
             (folder / f"step_{step:06d}.jsonl").write_text(text, encoding="utf-8")
         MetricsFile(self.run_dir).write(step, metrics)
         self.run.accelerator.log(metrics, step=step)
@@ -137,13 +137,4 @@ def _quote(path: Path) -> str:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-
-
-def _finite(value: Any) -> Any:
-    """NaN and infinity, which JSON lacks, as null."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not (-float("inf") < value < float("inf")) else value
+    path.write_text(json.dumps(without_nan(value), indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")

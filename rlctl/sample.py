@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from rlctl.config.schema import RolloutConfig
 from rlctl.data import decode
@@ -54,8 +54,8 @@ class Sampler:
 
     def _generate(self, lm: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad(), _generation_config(lm, self._settings()):
-            stops = {"stop_strings": list(self.config.stop), "tokenizer": self.tokenizer} if self.config.stop else {}
-            out = lm.generate(input_ids=ids, attention_mask=mask.long(), **stops)
+            stops = StoppingCriteriaList([_StopTexts(self, ids.shape[1])] if self.config.stop else [])
+            out = lm.generate(input_ids=ids, attention_mask=mask.long(), stopping_criteria=stops)
         response = out[:, ids.shape[1] :]
         real, ended = response_mask(response, self.end_ids)
         if self.config.stop:
@@ -67,16 +67,17 @@ class Sampler:
         real, ended = real.clone(), ended.clone()
         for row, ids in enumerate(response.tolist()):
             length = int(real[row].sum())
-            text = decode(self.tokenizer, ids[:length], keep_special_tokens=True)
-            if not any(s in text for s in self.config.stop):
+            if not self.stops(ids[:length]):
                 continue
-            for n in range(1, length + 1):
-                part = decode(self.tokenizer, ids[:n], keep_special_tokens=True)
-                if any(s in part for s in self.config.stop):
-                    real[row, n:] = False
-                    ended[row] = True
-                    break
+            n = next(n for n in range(1, length + 1) if self.stops(ids[:n]))
+            real[row, n:] = False
+            ended[row] = True
         return real, ended
+
+    def stops(self, response: list[int]) -> bool:
+        """Whether a stop text stands in a response; one that begins in the prompt does not count."""
+        text = decode(self.tokenizer, response, keep_special_tokens=True)
+        return any(s in text for s in self.config.stop)
 
     def _settings(self) -> GenerationConfig:
         c = self.config
@@ -90,6 +91,17 @@ class Sampler:
             pad_token_id=self.pad_id,
             use_cache=True,
         )
+
+
+class _StopTexts(StoppingCriteria):
+    """Ends each row once its response holds a stop text. transformers' own criterion also looks into the prompt."""
+
+    def __init__(self, sampler: Sampler, prompt_width: int):
+        self.sampler, self.prompt_width = sampler, prompt_width
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        rows = input_ids[:, self.prompt_width :].tolist()
+        return torch.tensor([self.sampler.stops(row) for row in rows], device=input_ids.device)
 
 
 @contextmanager

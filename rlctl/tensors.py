@@ -61,7 +61,8 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
 def logprobs_and_entropy(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """`token_logprobs`, and the entropy in nats of softmax(logits / T), in float32; both (...)."""
     every = torch.log_softmax(logits.float() / temperature, -1)
-    return every.gather(-1, ids.unsqueeze(-1)).squeeze(-1), -(every.exp() * every).sum(-1)
+    # an impossible token adds 0, not 0 * -inf
+    return every.gather(-1, ids.unsqueeze(-1)).squeeze(-1), -(every.exp() * every.clamp(min=-1e30)).sum(-1)
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
@@ -95,8 +96,8 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
 
 def moments(x: Tensor, mask: Tensor, total: Total = alone) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and (population) variance of the entries that count, over all devices; each a scalar."""
-    x = masked(x.float(), mask)
-    count, summed = total(torch.stack([mask.sum().float(), x.sum()])).unbind()
+    x = masked(x if x.dtype == torch.float64 else x.float(), mask)
+    count, summed = total(torch.stack([mask.sum().to(x.dtype), x.sum()])).unbind()
     mean = summed / count.clamp(min=1)
     # centred before squaring: the difference of two large sums would lose the variance of large, close scores
     variance = total(masked((x - mean).square(), mask).sum()) / count.clamp(min=1)

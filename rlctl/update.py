@@ -6,7 +6,8 @@ Losses divide by counts of the whole minibatch over all devices, so how it is cu
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +59,22 @@ class Updater:
         Raises:
             TrainingError: a loss or gradient is not finite; no update was taken from it.
         """
+        with self._recomputing():
+            return self._epochs(batch, step)
+
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        """Checkpointing works in train mode only; dropout is off in either (see models.disable_dropout)."""
+        modules = [m for m in (self.policy, self.value) if m is not None]
+        for module in modules:
+            module.train(self.config.model.gradient_checkpointing)
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.eval()
+
+    def _epochs(self, batch: Batch, step: int) -> dict[str, float]:
         algo, sums, epochs = self.config.algo, dict[str, float](), 0
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
         self.planned = (step - 1) * algo.epochs * algo.minibatches

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import enumerable
 import pytest
 import torch
-
-import enumerable
 
 BETA = 0.7
 OVERRIDES = [

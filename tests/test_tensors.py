@@ -7,9 +7,9 @@ import threading
 
 import numpy as np
 import pytest
+import tiny  # noqa: F401  one thread
 import torch
 
-import tiny  # noqa: F401  one thread
 from rlctl import tensors
 from rlctl.collect import ScoreScaler
 

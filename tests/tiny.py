@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
@@ -66,6 +66,13 @@ def tokenizer(words: list[str] = WORDS, pad: str | None = "<eos>") -> PreTrained
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token=pad, padding_side="left")
 
 
+def characters(pad: str | None = "<eos>") -> PreTrainedTokenizerFast:
+    """The same ids, read as letters without blanks between them."""
+    core = Tokenizer(models.BPE({w: i for i, w in enumerate(WORDS)}, []))
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token=pad, padding_side="left")
+
+
 def _gpt2_config(**changes: Any) -> GPT2Config:
     shape = {"vocab_size": 8, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.3}
     ends = {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": EOS}
@@ -118,6 +125,7 @@ class Environment:
         optim: dict[str, Any] = {}, run: dict[str, Any] = {}, **more: Any,  # noqa: B006
     ) -> Config:  # fmt: skip
         """A small run on the CPU: 8 responses a step, one update; `reward` is a dotted function or a model's folder."""
+        run_dir.mkdir(parents=True, exist_ok=True)  # as the command does before it trains
         is_model = isinstance(reward, Path)
         return Config(
             seed=seed,
@@ -173,8 +181,7 @@ class Recording:
 def collect(run: Assembly, step: int = 1, seed: int = 0):
     """One rollout of a run."""
     torch.manual_seed(seed)
-    rollout, _ = run.collector(run.prompts.at(step, run.config.rollout.prompts_per_step), run.clock)
-    return rollout
+    return run.collector(run.prompts.at(step, run.config.rollout.prompts_per_step), run.clock).rollout
 
 
 def batch_of(run: Assembly, step: int = 1, seed: int = 0):

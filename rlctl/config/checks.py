@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,7 +51,8 @@ def _null_words(node: Any, prefix: str) -> Iterator[str]:
         if dataclasses.is_dataclass(value):
             yield from _null_words(value, f"{name}.")
         elif type(value) is str and value.lower() in ("none", "~") and name != "run.tracker":
-            yield f"{name}={value}: this is the word {value!r}; write {name}=null for no value"
+            instead = f"{name}=null for no value" if "Optional" in str(f.type) else f"{name}={f.default} for the default"
+            yield f"{name}={value}: this is the word {value!r}; write {instead}"
         elif type(value) is str and value == "" and name != "run.dir":
             yield f"{name} is empty"
 
@@ -78,7 +80,7 @@ def _together(config: Config) -> Iterator[str]:
         yield "algo.kl_target needs algo.kl_coef > 0 to start from: the controller multiplies it"
     if algo.max_kl is not None and config.run.save_every is not None and config.run.keep < 2:
         yield "algo.max_kl needs run.keep of at least 2: the newest checkpoint may be the one past the limit"
-    if isinstance(algo, PPOConfig) and algo.value_warmup_steps >= config.steps:
+    if isinstance(algo, PPOConfig) and algo.value_warmup_steps >= config.steps > 0:
         yield f"algo.value_warmup_steps={algo.value_warmup_steps} leaves none of the {config.steps} steps for the policy"
     yield from _reward(config)
     if not isinstance(algo, PPOConfig):
@@ -100,7 +102,7 @@ def _reward(config: Config) -> Iterator[str]:
         yield f"{'reward.base' if reward.kind == 'calibrated' else 'reward.terms'}: {error}"
         return
     for leaf in found:
-        if isinstance(leaf, FunctionRewardConfig) and "." not in leaf.path:
+        if isinstance(leaf, FunctionRewardConfig) and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", leaf.path):
             yield f"reward=fn:{leaf.path}: expected the dotted path of a function, such as fn:mypkg.count_good"
     if isinstance(reward, WeightedRewardConfig):
         if not reward.terms:

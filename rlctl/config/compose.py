@@ -42,6 +42,8 @@ class Job:
     overrides: list[str]
     number: int | None
     """Number of the sweep member; None for a single run."""
+    hydra_files: dict[str, str]
+    """Hydra's own record of the job, for .hydra/: file name -> YAML. Hydra would write it over an older run's."""
 
 
 def _open(schema: Any) -> DictConfig:
@@ -105,7 +107,8 @@ def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None]) -> No
     explain.raise_unknown_option(argv, parser._option_string_actions)
     args = parser.parse_args(argv)
     _register(recipe)
-    _check_overrides(explain.parse_overrides(args.overrides), _groups(recipe))
+    groups = _groups(recipe)
+    _check_overrides(explain.parse_overrides(args.overrides), groups)
     name = "config" if recipe and (recipe / "config.yaml").is_file() else "base"
     # Hydra prints and exits on its own errors unless asked for the exceptions themselves
     before = os.environ.get("HYDRA_FULL_ERROR")
@@ -114,7 +117,7 @@ def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None]) -> No
     try:
         _run_hydra(args, parser, lambda cfg: task(_job(cfg, recipe)), str(conf_dir()), name)
     except (HydraException, OmegaConfBaseException) as error:
-        raise _explained(error, name, user_overrides) from error
+        raise _explained(error, name, user_overrides, groups) from error
     except ValueError as error:  # Hydra's word for flags that exclude each other; a task raises nothing
         raise ConfigError(str(error), hint="rlctl train --help") from error
     finally:
@@ -129,13 +132,13 @@ def _check_overrides(overrides: list[Any], groups: set[str]) -> None:
         raise ConfigError("unknown key" + ("s" if len(lines) > 1 else ""), "\n".join(lines), "rlctl train --help lists every key")
 
 
-def _explained(error: Exception, name: str, overrides: list[str]) -> ConfigError:
+def _explained(error: Exception, name: str, overrides: list[str], groups: set[str]) -> ConfigError:
     """Every override that cannot be composed, found by composing each alone beside the choices of options."""
     from hydra import compose, initialize_config_dir
 
     lines: list[str] = []
     parsed = explain.parse_overrides(overrides)
-    choices = [o.input_line for o in parsed if "." not in o.key_or_group and not o.is_sweep_override()]
+    choices = [o.input_line for o in parsed if o.key_or_group in groups and not o.is_sweep_override()]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         for o in parsed:
             alone = [o.input_line] if o.input_line in choices else [*choices, o.input_line]
@@ -158,7 +161,9 @@ def _job(cfg: DictConfig, recipe: Path | None) -> Job:
     assert isinstance(typed, Config)
     typed = replace(typed, run=replace(typed.run, dir=str(run_dir), import_paths=paths))
     typed = _resolve_paths(typed, overrides, recipe)
-    return Job(typed, run_dir, overrides, int(hydra.job.num) if sweep else None)
+    record = {"config.yaml": cfg, "overrides.yaml": OmegaConf.create(overrides), "hydra.yaml": OmegaConf.create({"hydra": hydra})}
+    files = {name: OmegaConf.to_yaml(node) for name, node in record.items()}
+    return Job(typed, run_dir, overrides, int(hydra.job.num) if sweep else None, files)
 
 
 def _resolve_paths(config: Config, overrides: list[str], recipe: Path | None) -> Config:
@@ -167,7 +172,7 @@ def _resolve_paths(config: Config, overrides: list[str], recipe: Path | None) ->
     for group, key in _PATH_KEYS:
         node = getattr(config, group)
         value = getattr(node, key)
-        if value in (None, "builtin", "?") or (group == "reward" and node.kind == "fn"):
+        if value in (None, "", "builtin", "?") or (group == "reward" and node.kind == "fn"):
             continue
         from_recipe = recipe is not None and not {group, f"{group}.{key}"} & typed
         base = recipe if from_recipe and recipe is not None else Path.cwd()

@@ -9,10 +9,11 @@ from dataclasses import fields
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from rlctl.config.describe import known_keys
+from rlctl.config.paths import KINDS
 from rlctl.config.schema import OPTIONS
-from rlctl.config.shorthand import KINDS
 from rlctl.errors import ConfigError, nearest
 
 # what the same thing is called elsewhere
@@ -56,7 +57,7 @@ def nearest_key(key: str) -> str | None:
     # inside the right group compare the last parts alone: a shared prefix would make everything look alike
     if inside and (found := nearest(last, [k.partition(".")[2] for k in inside])):
         return f"{group}.{found}"
-    return nearest(key, known_keys())
+    return None if inside else nearest(key, known_keys())
 
 
 def parse_overrides(texts: list[str]) -> list[Override]:
@@ -88,8 +89,9 @@ def quoted(text: str) -> str:
     """`stop=a=b` -> `'stop="a=b"'`, ready to paste into a shell."""
     key, _, value = text.partition("=")
     is_list = key in _LISTS
-    value = (value.strip("[]") if is_list else value).strip("\"'").replace("\\", "\\\\").replace('"', '\\"')
-    form = f'{key}=["{value}"]' if is_list else f'{key}="{value}"'
+    items = value.strip("[]").split(",") if is_list else [value]
+    items = [i.strip().strip("\"'").replace("\\", "\\\\").replace('"', '\\"') for i in items]
+    form = f'{key}=["' + '","'.join(items) + '"]' if is_list else f'{key}="{items[0]}"'
     return "'" + form.replace("'", "'\\''") + "'"
 
 
@@ -117,14 +119,20 @@ def composition(error: Exception) -> str:
         group, _, option = found[1].partition("/")
         options = [o.strip() for o in found[2].splitlines() if o.strip()]
         kinds = [k for g, k in KINDS if g == group]
-        near = nearest(option.partition(":")[0], [*options, *kinds]) or nearest(option, options)
+        near = nearest(option.partition(":")[0], [*options, *kinds], 0.6) or nearest(option, options, 0.6)
         listing = ", ".join([*options, *(f"{k}:..." for k in kinds)])
         return f"{group}={option}: no such option" + (f"; did you mean {group}={near}?" if near else "") + f" (there are: {listing})"
     if found := re.search(r"Could not override '([^']+)'", text):
         return f"{found[1]}: the chosen options have no such key" + _owners(found[1])
-    cause = error.__cause__ if error.__cause__ is not None else error
+    cause: BaseException = error
+    while (inner := cause.__cause__ or cause.__context__) is not None and not getattr(cause, "full_key", None):
+        cause = inner
     key = getattr(cause, "full_key", None)
-    message = str(cause).strip().splitlines()[0]
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
+        near = nearest_key(key)
+        return f"there is no key {key!r}" + (f"; did you mean {near}?" if near else "")
+    lines = [line.strip() for line in str(cause).strip().splitlines()]
+    message = next((line for line in lines if not line.endswith("raised while composing config:")), lines[0])
     return f"{key}: {message}" if key and key not in message else message
 
 

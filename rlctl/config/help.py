@@ -6,7 +6,7 @@ import textwrap
 
 from rlctl import __version__
 from rlctl.config import describe
-from rlctl.config.paths import conf_dir
+from rlctl.config.paths import KINDS, conf_dir
 
 _OVERVIEW = """\
 rlctl {version}: online RLHF fine-tuning of language models, driven by configs
@@ -58,12 +58,12 @@ def train() -> str:
 
 
 def _groups() -> str:
-    more = {"reward": ["fn:MODULE.FUNCTION", "model:PATH_OR_HUB_ID"], "model": ["hf:PATH_OR_HUB_ID"], "data": ["file:PATH", "hf:NAME"]}
     lines = []
     for name, title, _ in describe.groups():
         if "=" not in name:
             options = sorted(p.stem for p in (conf_dir() / name).glob("*.yaml"))
-            lines.append(f"  {name:<8} {', '.join([*options, *more.get(name, [])])}\n           {title}")
+            shorthand = [f"{kind}:{value}" for (group, kind), (_, value) in KINDS.items() if group == name]
+            lines.append(f"  {name:<8} {', '.join([*options, *shorthand])}\n           {title}")
     return "\n".join(lines) + "\n"
 
 

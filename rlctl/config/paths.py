@@ -1,8 +1,18 @@
-"""Where the built-in config options lie."""
+"""Where the built-in config options lie, and which shorthand there is."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+# (group, kind) -> the option file the shorthand starts from, and what follows the colon
+KINDS: dict[tuple[str, str], tuple[str, str]] = {
+    ("reward", "fn"): ("fn", "MODULE.FUNCTION"),
+    ("reward", "model"): ("model", "PATH_OR_HUB_ID"),
+    ("reward", "calibrated"): ("calibrated", "PATH_OR_HUB_ID"),
+    ("model", "hf"): ("builtin", "PATH_OR_HUB_ID"),
+    ("data", "file"): ("builtin", "PATH"),
+    ("data", "hf"): ("builtin", "NAME"),
+}
 
 
 def conf_dir() -> Path:

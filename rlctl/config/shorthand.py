@@ -13,15 +13,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-# (group, kind) -> the option file the shorthand starts from
-KINDS: dict[tuple[str, str], str] = {
-    ("reward", "fn"): "fn",
-    ("reward", "model"): "model",
-    ("reward", "calibrated"): "calibrated",
-    ("model", "hf"): "builtin",
-    ("data", "file"): "builtin",
-    ("data", "hf"): "builtin",
-}
+from rlctl.config.paths import KINDS
 
 _recipe: str | None = None
 
@@ -30,7 +22,6 @@ def parse(config_path: str) -> tuple[str, str, str] | None:
     """`reward/fn:a.b` -> (reward, fn, a.b); None for anything else. The group ends at the first slash: values hold slashes."""
     group, _, option = config_path.partition("/")
     kind, colon, value = option.partition(":")
-    value = value.removesuffix(".yaml")  # Hydra normalises option names into file names
     if not colon or (group, kind) not in KINDS:
         return None
     return group, kind, value
@@ -52,7 +43,7 @@ class ShorthandSource(ConfigSource):
         group, kind, value = parsed
         if kind == "file" and not value.startswith(("/", ".", "~")):
             value = f"./{value}"  # a file whatever it is called: never the name of something on a hub
-        node = OmegaConf.create({"defaults": [KINDS[group, kind], "_self_"], "path": value})
+        node = OmegaConf.create({"defaults": [KINDS[group, kind][0], "_self_"], "path": value})
         return ConfigResult(config=node, path=f"{self.scheme()}://", provider=self.provider, header={"package": None})
 
     def is_group(self, config_path: str) -> bool:

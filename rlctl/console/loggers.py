@@ -17,6 +17,7 @@ class HandlersFollow:
         self._moved: list[tuple[logging.StreamHandler, TextIO]] = []
 
     def go(self, originals: Sequence[TextIO], stand_ins: Sequence[TextIO]) -> None:
+        """Point the handlers of the original streams at their stand-ins."""
         for original, stand_in in zip(originals, stand_ins, strict=True):
             for handler in _stream_handlers() if stand_in is not original else ():
                 if handler.stream is original:
@@ -24,6 +25,7 @@ class HandlersFollow:
                     self._moved.append((handler, original))
 
     def back(self) -> None:
+        """Point every handler back at what it wrote to."""
         for handler, original in self._moved:
             handler.setStream(original)
         self._moved = []

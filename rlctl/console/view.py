@@ -56,6 +56,7 @@ class View:
 
 
 def opening(plan: Plan, now: float) -> View:
+    """The view before the first step."""
     return View(clean(plan.title), clean(str(plan.run_dir)), plan.steps, started=now, marks=(now,))
 
 
@@ -87,15 +88,18 @@ def with_phase(view: View, name: str, done: int, total: int, now: float) -> View
 
 
 def with_warning(view: View, warning: Warning) -> View:
+    """The view with a warning, each key once."""
     safe = Warning(warning.key, clean(warning.what), clean(warning.cause), clean(warning.change))
     return replace(view, warnings=(*view.warnings, safe))
 
 
 def with_note(view: View, text: str) -> View:
+    """The view with one more line of news."""
     return replace(view, notes=(*view.notes, (view.step, clean(text)))[-NOTES_KEPT:])
 
 
 def ended(view: View, status: str, now: float) -> View:
+    """The view of a run that ended."""
     return replace(view, phase=None, status=status, ended=now)
 
 

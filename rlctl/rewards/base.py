@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,13 +75,15 @@ def checked(name: str, returned: Any, samples: Samples, may_abstain: bool = Fals
     return [None if may_abstain and value is None else _number(name, value, i, samples) for i, value in enumerate(returned)]
 
 
+_LARGEST = 3.4e38  # of a float32, which scores are from here on
 _EXAMPLE = "return [float(...) for text in texts]"
 
 
 def _number(name: str, value: Any, i: int, samples: Samples) -> float:
-    if hasattr(value, "item"):  # a numpy scalar or a tensor of one element
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:  # a numpy scalar or a tensor without a dimension
         value = value.item()
-    if isinstance(value, (bool, int, float)) and math.isfinite(value):
+    # nan compares false; an int may be too large for a float
+    if isinstance(value, (bool, int, float)) and -_LARGEST <= value <= _LARGEST:
         return float(value)
     why = f"the text of sample {i}: {shorten(samples.texts[i])!r}"
     if value is None:

@@ -13,10 +13,13 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
 from typing import Any
 
 from rlctl.config.schema import FunctionRewardConfig, OnTimeout
 from rlctl.rewards.importing import load_function
+
+_OWN = str(Path(__file__).parent)
 
 
 class CallFailed(Exception):
@@ -116,7 +119,12 @@ class Caller:
 
 
 def _call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    returned = function(**arguments)
+    named = dict(arguments)
+    try:
+        only = [p.name for p in inspect.signature(function).parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+    except (TypeError, ValueError):  # a builtin without a signature
+        only = []
+    returned = function(*[named.pop(name) for name in only if name in named], **named)
     return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
 
 
@@ -147,7 +155,7 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
 
 def _described(error: BaseException) -> tuple[str, str, tuple[str, ...]]:
     """(what, traceback without this package's frames, names of the error's classes)."""
-    frames = [f for f in traceback.format_exception(error) if "/rlctl/rewards/" not in f and "/asyncio/" not in f]
+    frames = [f for f in traceback.format_exception(error) if _OWN not in f and "/asyncio/" not in f]
     return f"{type(error).__name__}: {error}", "".join(frames), tuple(c.__name__ for c in type(error).__mro__)
 
 

@@ -32,7 +32,7 @@ class FunctionReward(Reward):
         self.config = config
         self.function = function if function is not None else load_function(config.path)
         self.format = config.format
-        self.parameters = _parameters(self.function)
+        self.parameters = _parameters(self.function, self.name)
         self.may_abstain = may_abstain
         self.caller = Caller(config, self.function)
 
@@ -140,8 +140,12 @@ class FunctionReward(Reward):
         return samples.messages if samples.messages is not None else [[{"role": "user", "content": p}] for p in samples.prompts]
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    return [p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"reward {name} does not say what it takes", str(error), "wrap it: def reward(texts): ...") from error
+    return [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
 
 
 def _is_required(p: inspect.Parameter) -> bool:

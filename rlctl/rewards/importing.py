@@ -6,6 +6,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rlctl.errors import RewardError, nearest
@@ -29,7 +30,7 @@ def load_function(path: str) -> Callable[..., Any]:
                 f"run where {error.name.split('.')[0]}.py lies, or install its package",
             ) from error
         raise _own_failure(path, module_name, error) from error
-    except Exception as error:  # whatever a user's module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
         raise _own_failure(path, module_name, error) from error
     if not hasattr(module, name):
         near = nearest(name, [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")])
@@ -44,8 +45,9 @@ def load_function(path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _own_failure(path: str, module_name: str, error: Exception) -> RewardError:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename and "/rlctl/" not in f.filename]
+def _own_failure(path: str, module_name: str, error: BaseException) -> RewardError:
+    own = str(Path(__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename and not f.filename.startswith(own)]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else getattr(error, "filename", module_name)
     return RewardError(
         f"reward fn:{path}: module {module_name!r} was found but failed while being imported",
