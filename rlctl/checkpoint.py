@@ -13,7 +13,13 @@ _NAME = re.compile(r"step_(\d{6,})")
 
 
 def write_folder(path: Path, write: Callable[[Path], None]) -> Path:
-    """Fill a folder beside `path`, flush it to disk, then rename it into place; replaces an older folder of the name."""
+    """Fill a folder beside `path`, flush it to disk, then rename it into place.
+
+    An older folder of the name is moved aside first and removed last; if a kill came between, the next write brings it back.
+    """
+    old = path.with_name(f".{path.name}.old")
+    if old.exists() and not path.exists():
+        old.rename(path)
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -21,7 +27,6 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> Path:
     for file in aside.rglob("*"):
         _flush(file)
     if path.exists():
-        old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
         try:

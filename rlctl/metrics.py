@@ -134,8 +134,9 @@ def part_metrics(parts: dict[str, list[float | None]], total: Total) -> dict[str
         x = torch.tensor([v if v is not None else 0.0 for v in values])
         count, mean, variance = (float(v) for v in moments(x, given, total))
         metrics |= {f"reward/{name}": mean, f"reward/{name}_std": variance**0.5}
-        if count < float(total(torch.tensor(float(len(values))))):
-            metrics[f"reward/{name}_abstained"] = 1.0 - count / len(values)
+        every = float(total(torch.tensor(float(len(values)))))
+        if count < every:
+            metrics[f"reward/{name}_abstained"] = 1.0 - count / every
         if name == "difference":
             metrics["reward/saturated"] = float(moments((x.abs() > 5.0).float(), given, total)[1])
     return metrics

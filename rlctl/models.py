@@ -201,7 +201,8 @@ def value_from_policy(source: Source, lm: Any, seed: int) -> ValueModel:
     config.num_labels = 1
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        classifier = AutoModelForSequenceClassification.from_config(config, dtype=lm.dtype)
+        attention = {k: v for k, v in source.arguments.items() if k == "attn_implementation"}
+        classifier = AutoModelForSequenceClassification.from_config(config, dtype=lm.dtype, **attention)
         classifier.base_model.load_state_dict(lm.base_model.state_dict())
         head = _head(classifier, source.name)
         nn.init.normal_(head.weight, std=1.0 / (head.in_features + 1))

@@ -111,7 +111,11 @@ def back_to_good(run: Assembly, recorder: Recorder, step: int, kl: float) -> str
     good = [path for s, path in checkpoint.checkpoints(recorder.run_dir) if s <= step - 2]
     if not good:
         return f"{reason}; no checkpoint from before it, so policy/ is the one past the limit (set run.save_every)"
-    checkpoint.write_folder(recorder.run_dir / "policy", lambda aside: copy_into(good[-1] / "policy", aside))
+    for name in ("policy", "value"):
+        if (source := good[-1] / name).exists():
+            checkpoint.write_folder(recorder.run_dir / name, lambda aside, source=source: copy_into(source, aside))
+    lm = run.collector.lm
+    lm.load_state_dict(type(lm).from_pretrained(good[-1] / "policy", dtype=lm.dtype).state_dict())
     return f"{reason}; policy/ is the one of {good[-1].name}"
 
 

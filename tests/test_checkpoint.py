@@ -129,7 +129,13 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("steps", "every", "keep", "kept"),
-    [(12, 5, 2, ["step_000005", "step_000010"]), (12, 5, 1, ["step_000010"]), (3, 5, 2, []), (2, None, 2, []), (2, 1, 2, ["step_000001", "step_000002"])],
+    [
+        (12, 5, 2, ["step_000005", "step_000010"]),
+        (12, 5, 1, ["step_000010"]),
+        (3, 5, 2, []),
+        (2, None, 2, []),
+        (2, 1, 2, ["step_000001", "step_000002"]),
+    ],
 )
 def test_a_run_saves_every_so_many_steps_and_at_its_end(env, tmp_path, steps, every, keep, kept):
     seen = tiny.Recording()
@@ -151,7 +157,8 @@ def trained(request, env, tmp_path_factory):
     folder, kept = tmp_path_factory.mktemp("run"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rlctl.train, "assemble", lambda *a: kept.append(assemble(*a)) or kept[0])
-        train(env.config(folder, policy=getattr(env, request.param), optim={"lr": 1e-2}, run={"steps": 2, "save_every": 1, "save_value": True}), tiny.Recording())
+        run = {"steps": 2, "save_every": 1, "save_value": True}
+        rlctl.train.train(env.config(folder, policy=getattr(env, request.param), optim={"lr": 1e-2}, run=run), tiny.Recording())
     return folder, kept[0]
 
 

@@ -29,7 +29,10 @@ from rlctl.errors import ModelError
 from rlctl.rewards.model import ModelReward
 
 CPU = torch.device("cpu")
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 8, "max_position_embeddings": 32, "pad_token_id": 7}  # fmt: skip
+SMALL = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    "vocab_size": 8, "max_position_embeddings": 32, "pad_token_id": 7,
+}  # fmt: skip
 
 
 def policy_source(path):
@@ -121,7 +124,8 @@ def test_an_encoder_scores_but_cannot_be_the_value_model(env, tmp_path):
     run = env.build(tmp_path, reward=path)
     assert value_fact(run).startswith(f"policy: model:{path} is an encoder: it sees later tokens; ")
     assert tiny.collect(run).scores.unique().numel() > 1
-    assert refusal(lambda: env.build(tmp_path, reward=path, value="reward"))[0] == f"error: value=reward needs a decoder, and model:{path} sees later tokens"
+    lines = refusal(lambda: env.build(tmp_path, reward=path, value="reward"))
+    assert lines[0] == f"error: value=reward needs a decoder, and model:{path} sees later tokens"
 
 
 def test_a_value_model_from_a_reward_model_of_another_vocabulary_is_refused(env, tmp_path):
@@ -137,7 +141,8 @@ def test_a_value_model_from_a_reward_model_of_another_vocabulary_is_refused(env,
 
 def test_the_same_words_under_other_ids_are_another_vocabulary(env, tmp_path):
     path = tiny.save(tmp_path / "moved", tiny.classifier(), tiny.tokenizer(["b", "a", *tiny.WORDS[2:]]))
-    assert refusal(lambda: env.build(tmp_path, reward=path, value="reward"))[0] == "error: value=reward needs a reward model of the policy's vocabulary"
+    lines = refusal(lambda: env.build(tmp_path, reward=path, value="reward"))
+    assert lines[0] == "error: value=reward needs a reward model of the policy's vocabulary"
 
 
 # --- refused checkpoints

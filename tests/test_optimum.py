@@ -15,7 +15,7 @@ import torch
 BETA = 0.7
 OVERRIDES = [
     "data=file:prompts.jsonl", "model=hf:./policy", "reward=fn:tablereward.score", f"algo.kl_coef={BETA}", "run.steps=200",
-    "rollout.prompts_per_step=512", "rollout.max_new_tokens=2", "optim.microbatch_size=512", "optim.lr=1e-3",
+    "rollout.max_new_tokens=2", "optim.microbatch_size=512", "optim.lr=1e-3",
     "algo.epochs=2", "run.samples_every=100", "run.tracker=none", "console=quiet", "hydra.run.dir=out",
 ]  # fmt: skip
 
@@ -26,11 +26,19 @@ def run(folder: Path, *more: str) -> None:
     subprocess.run(command, cwd=folder, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=900)
 
 
+# 512 samples a step each
+ALGORITHMS = {
+    "ppo": ["rollout.prompts_per_step=512"],
+    "rloo": ["rollout.prompts_per_step=32", "algo.samples_per_prompt=16"],
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_ppo_reaches_the_exact_optimum(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_training_reaches_the_exact_optimum(tmp_path: Path, algo: str, seed: int) -> None:
     enumerable.make(tmp_path, seed)
-    run(tmp_path, "algo=ppo", f"seed={seed}")
+    run(tmp_path, f"algo={algo}", *ALGORITHMS[algo], f"seed={seed}")
     verdict = enumerable.evaluate(tmp_path, tmp_path / "out" / "policy", seed, BETA)
     assert verdict.captured >= 0.995, verdict
     assert verdict.kl <= 0.005, verdict

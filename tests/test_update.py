@@ -56,7 +56,8 @@ def test_a_rollout_holds_what_each_model_says_of_each_row_alone(env, tmp_path, m
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_the_ratio_is_one_until_the_policy_moves(env, tmp_path, model, temperature):
     run = env.build(
-        tmp_path, policy=getattr(env, model), rollout={"temperature": temperature}, algo={"epochs": 2, "minibatches": 2}, optim={"lr": 0.0, "microbatch_size": 3}
+        tmp_path, policy=getattr(env, model), rollout={"temperature": temperature},
+        algo={"epochs": 2, "minibatches": 2}, optim={"lr": 0.0, "microbatch_size": 3},
     )  # fmt: skip
     batch, worst, loss = tiny.batch_of(run), [], run.algorithm.loss
 
@@ -139,7 +140,8 @@ def test_dropout_is_off_in_every_model(env, tmp_path, training):
     assert run.collector.lm.config.resid_pdrop == 0.1
     s = tiny.collect(run).sequences
     for module, call in (
-        (run.collector.policy, lambda m: m(s, 1.0).logprobs), (run.collector.reference, lambda m: m(s, 1.0).logprobs), (run.value, lambda m: m(s)),
+        (run.collector.policy, lambda m: m(s, 1.0).logprobs), (run.collector.reference, lambda m: m(s, 1.0).logprobs),
+        (run.value, lambda m: m(s)),
     ):  # fmt: skip
         module.train(training)
         with torch.no_grad():
@@ -164,7 +166,8 @@ def test_microbatches_of_every_size_give_the_same_weights(env, tmp_path, mask_tr
         after[size] = {**tiny.weights(run.collector.policy), **{f"v.{k}": v for k, v in tiny.weights(run.value).items()}}
     for size in (1, 2, 3, 4):
         for name, tensor in after[8].items():
-            torch.testing.assert_close(after[size][name], tensor, atol=1e-6, rtol=0, msg=lambda m, s=size, n=name: f"{n}, microbatches of {s}: {m}")
+            where = f"{name}, microbatches of {size}: "
+            torch.testing.assert_close(after[size][name], tensor, atol=1e-6, rtol=0, msg=lambda m, w=where: w + m)
 
 
 def test_the_gradient_is_that_of_the_written_loss(env, tmp_path):
@@ -363,7 +366,13 @@ def test_target_kl_out_of_reach_runs_every_epoch(env, tmp_path):
 
 @pytest.mark.parametrize(
     ("kl", "wanted"),
-    [(12.0, 0.2 * (1 + 0.2 * 0.0512)), (6.6, 0.2 * (1 + 0.1 * 0.0512)), (6.0, 0.2), (5.4, 0.2 * (1 - 0.1 * 0.0512)), (-1.0, 0.2 * (1 - 0.2 * 0.0512))],
+    [
+        (12.0, 0.2 * (1 + 0.2 * 0.0512)),
+        (6.6, 0.2 * (1 + 0.1 * 0.0512)),
+        (6.0, 0.2),
+        (5.4, 0.2 * (1 - 0.1 * 0.0512)),
+        (-1.0, 0.2 * (1 - 0.2 * 0.0512)),
+    ],
 )
 def test_the_adaptive_coefficient(kl, wanted):
     controller = KLController.of(PPOConfig(kl_coef=0.2, kl_target=6.0, kl_horizon=10_000))
@@ -419,11 +428,11 @@ def test_what_is_not_finite_is_refused_by_name_and_changes_nothing(env, tmp_path
 def test_models_that_are_not_finite_are_refused_before_anything_is_learnt(env, tmp_path):
     run = env.build(tmp_path)
     run.value.classifier.score.weight.data.fill_(math.nan)
-    with pytest.raises(TrainingError, match="^error: the values are not finite\n"):
+    with pytest.raises(TrainingError, match=r"^error: the values are not finite\n"):
         tiny.collect(run)
     run = env.build(tmp_path)
     run.collector.reference.lm.transformer.ln_f.bias.data.fill_(math.inf)
-    with pytest.raises(TrainingError, match="^error: the reference's log-probabilities are not finite\n"):
+    with pytest.raises(TrainingError, match=r"^error: the reference's log-probabilities are not finite\n"):
         tiny.collect(run)
 
 
@@ -440,7 +449,7 @@ def test_a_run_that_fails_keeps_its_checkpoints_and_says_so(env, tmp_path, monke
         return b, metrics
 
     monkeypatch.setattr(PPO, "prepare", third_is_bad)
-    with pytest.raises(TrainingError, match="^error: step 3: loss/policy is nan"):
+    with pytest.raises(TrainingError, match=r"^error: step 3: loss/policy is nan"):
         train(env.config(tmp_path, run={"save_every": 1}), tiny.Recording())
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -537,5 +546,6 @@ def test_warnings_wait_for_several_steps_in_a_row():
 def test_debug_checks_pass_on_a_sound_run(env, tmp_path):
     from rlctl.config.schema import DebugConfig
 
-    config = env.config(tmp_path, algo={"minibatches": 2, "epochs": 2}, rollout={"temperature": 0.7}, debug=DebugConfig(checks=True, anomaly=True))
+    debug = DebugConfig(checks=True, anomaly=True)
+    config = env.config(tmp_path, algo={"minibatches": 2, "epochs": 2}, rollout={"temperature": 0.7}, debug=debug)
     assert train(config, tiny.Recording()).status == "finished"

@@ -386,7 +386,7 @@ class OptimConfig:
 class RunConfig:
     """Length of the run and what is written. One step is one rollout and its updates."""
 
-    steps: int = bounded(25, ge=1)
+    steps: int = bounded(20, ge=1)
     """Steps to train."""
     save_every: Optional[int] = bounded(None, ge=1)
     """Write a checkpoint every n steps. null: only the final policy."""
