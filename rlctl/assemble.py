@@ -219,7 +219,7 @@ def facts(run: Assembly, built: Built | None, lr: float) -> Iterator[tuple[str, 
     )
     chosen = "" if c.optim.lr is not None else " by the policy's size"
     yield "optimizer", f"AdamW, lr {lr:.2g}{chosen}, {c.optim.schedule} over {c.updates} updates"
-    where = "(lp - lq)^2 / 2 in the loss" if getattr(a, "kl_in_loss", False) else f"{a.kl_estimator} in the reward"
+    where = "(sum_t lp - lq)^2 / 2 in the loss" if getattr(a, "kl_in_loss", False) else f"{a.kl_estimator} in the reward"
     yield "KL", f"{where}, kl_coef {a.kl_coef:g}" + (f" steered to {a.kl_target:g} nats" if a.kl_target else "")
     yield "device", f"{run.accelerator.device}, mixed precision {run.accelerator.mixed_precision}"
 

@@ -149,7 +149,8 @@ def score(argv: list[str], show_traceback: bool) -> int:
     as_json = "--json" in argv
     recipe, argv = _recipe([a for a in argv if a != "--json"])
     if {"-m", "--multirun"} & set(argv):
-        raise ConfigError("rlctl score looks at one config", "--multirun is for training", "rlctl score " + " ".join(argv[1:]))
+        one = shlex.join(["rlctl", "score", *(a for a in argv if a not in ("-m", "--multirun"))])
+        raise ConfigError("rlctl score looks at one config", "--multirun is for training", one)
     from rlctl import launch
     from rlctl.config import compose
 

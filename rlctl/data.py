@@ -28,6 +28,8 @@ class Prompt:
     messages: list[dict[str, str]] | None
     columns: dict[str, Any]
     """Every other column."""
+    whole: str | None = None
+    """The text as it stands in the data, where data.overlong=cut took its front off."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ def _too_long(config: Config, tokenizer: Any, prompt: Prompt, limit: int) -> Pro
         return None
     if config.data.overlong is Overlong.cut:
         ids = prompt.ids[-limit:]
-        return Prompt(prompt.row, ids, decode(tokenizer, ids), prompt.messages, prompt.columns)
+        return Prompt(prompt.row, ids, decode(tokenizer, ids), prompt.messages, prompt.columns, prompt.text)
     raise DataError(
         f"the prompt of row {prompt.row} has {len(prompt.ids)} tokens, the limit is {limit}",
         "the limit is data.max_prompt_tokens, or what the model's context leaves beside "

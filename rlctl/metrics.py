@@ -42,7 +42,7 @@ METRICS: dict[str, str] = {
     "loss/policy": "policy loss, mean over the step's updates",
     "loss/value": "value loss before vf_coef, mean over the step's updates",
     "loss/entropy": "mean entropy of the policy in training, only with entropy_coef > 0",
-    "loss/kl": "mean over responses of sum_t (lp - lq)^2 / 2, only with kl_in_loss",
+    "loss/kl": "mean over responses of (sum_t lp - lq)^2 / 2, only with kl_in_loss",
     "groups/tied": "share of prompts whose responses all got the same score, untouched (rloo)",
     "reward/<part>": "mean over responses of a part of the score: a term of reward=weighted before its weight, or of "
     "reward=calibrated the raw score, the baseline's (both less the missing-end penalty) and their difference",

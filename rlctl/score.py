@@ -57,7 +57,7 @@ def answers(prompts: list[Prompt], column: str, data: Prompts) -> Samples:
     """
     if column not in data.columns:
         raise DataError(f"score.column={column}: the data has no such column", f"its columns are: {', '.join(data.columns) or 'none'}")
-    responses = [baseline_answer(p, column, None) for p in prompts]
+    responses = [baseline_answer(p, column, None, "answer") for p in prompts]
     chat = [p.messages for p in prompts if p.messages is not None]
     return Samples(
         [p.text for p in prompts],

@@ -84,6 +84,11 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tenso
     raise ValueError(f"unknown KL estimator {estimator!r}")
 
 
+def probability_ratio(log_ratio: Tensor) -> Tensor:
+    """exp, held below e^20: an infinite ratio would make the gradient NaN even where it is clipped away."""
+    return log_ratio.clamp(max=20.0).exp()
+
+
 def masked(x: Tensor, mask: Tensor) -> Tensor:
     """x with every masked entry 0, also where it was NaN or infinite."""
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
@@ -144,8 +149,10 @@ def leave_one_out(returns: Tensor, group_size: int, counted: Tensor) -> Tensor:
 
     Rows p*G .. p*G+G-1 are a group. A row that is not counted, or has no counted sibling, gets 0.
     """
-    grouped = masked(returns, counted).view(-1, group_size)
     member = counted.view(-1, group_size)
+    # taken relative to the group's highest, so that equal returns give exactly 0 and not a rounding error
+    highest = returns.view(-1, group_size).masked_fill(~member, -torch.inf).max(1, keepdim=True).values
+    grouped = masked(returns.view(-1, group_size) - highest, member)
     others = member.sum(1, keepdim=True) - member.long()
     baseline = (grouped.sum(1, keepdim=True) - grouped) / others.clamp(min=1)
     return masked(grouped - baseline, member & (others > 0)).view(-1)

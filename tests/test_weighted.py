@@ -249,7 +249,7 @@ def test_what_a_function_or_a_term_cannot_do(run, argv, line):
 @pytest.mark.parametrize(
     ("terms", "why"),
     [
-        ("[]", "reward=weighted needs reward.terms, such as '+reward.terms=[{reward: fn:mypkg.count_good, weight: 1.0}]'"),
+        ("[]", "reward=weighted needs reward.terms, such as 'reward.terms=[{reward: fn:mypkg.count_good, weight: 1.0}]'"),
         ("[{reward: fn:mypkg.length}, {reward: fn:mypkg.length, weight: 2}]",
          "reward.terms: two terms are called 'length'; give each a name of its own"),
         ("[{reward: fn:mypkg.length, name: a}, {reward: fn:mypkg.sums, name: a}]",
@@ -275,7 +275,7 @@ def test_a_list_of_terms_left_out_is_refused(run):
 def test_the_suggested_terms_can_be_typed_as_they_are(run, folder):
     done, _, _ = run("reward=weighted")
     (folder / "run").rename(folder / "refused")
-    (suggested,) = [part for part in done.err.split("'") if part.startswith("+reward.terms=")]
+    (suggested,) = [part for part in done.err.split("'") if part.startswith("reward.terms=")]
     done, _, _ = run("reward=weighted", suggested.replace("count_good", "length"))
     assert done.status == 0, done.err
 

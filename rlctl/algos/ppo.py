@@ -66,14 +66,14 @@ class PPO:
         if new.logprobs is None:
             return loss, stats
         log_ratio = masked(new.logprobs - batch.old_logprobs, mask)
-        ratio = log_ratio.exp()
+        ratio = tensors.probability_ratio(log_ratio)
         clipped = ratio.clamp(1 - c.clip_range, 1 + c.clip_range)
         policy_loss = -masked_sum(torch.min(ratio * batch.advantages, clipped * batch.advantages), mask) / n
         loss = loss + policy_loss
         stats |= {
             "loss/policy": policy_loss,
             "policy/ratio": masked_sum(ratio, mask) / n,
-            "policy/approxkl": masked_sum(torch.expm1(log_ratio) - log_ratio, mask) / n,
+            "policy/approxkl": masked_sum(ratio - 1 - log_ratio, mask) / n,
             "policy/clipfrac": masked_sum(((ratio - 1).abs() > c.clip_range).float(), mask) / n,
         }
         if new.entropy is not None:

@@ -64,21 +64,23 @@ class RLOO:
         c, mask, n, sequences = self.config, batch.loss_mask, max(counts.tokens, 1.0), max(counts.sequences, 1.0)
         log_ratio = masked(new.logprobs - batch.old_logprobs, mask)
         if c.ratio is RatioLevel.sequence:
-            rho, advantages, counted = log_ratio.sum(1).exp(), batch.advantages, mask.any(1)
+            rho, advantages, counted = tensors.probability_ratio(log_ratio.sum(1)), batch.advantages, mask.any(1)
         else:
-            rho, advantages, counted = log_ratio.exp(), batch.advantages.unsqueeze(-1), mask
+            rho, advantages, counted = tensors.probability_ratio(log_ratio), batch.advantages.unsqueeze(-1), mask
         clipped = rho.clamp(1 - c.clip_range, 1 + c.clip_range)
         policy_loss = -masked_sum(torch.min(rho * advantages, clipped * advantages), counted) / sequences
-        loss, ratio = policy_loss, log_ratio.exp()
+        loss, ratio = policy_loss, tensors.probability_ratio(log_ratio)
         outside = ((rho - 1).abs() > c.clip_range).float()
         stats = {
             "loss/policy": policy_loss,
             "policy/ratio": masked_sum(ratio, mask) / n,
-            "policy/approxkl": masked_sum(torch.expm1(log_ratio) - log_ratio, mask) / n,
+            "policy/approxkl": masked_sum(ratio - 1 - log_ratio, mask) / n,
             "policy/clipfrac": masked_sum(outside, counted) / (sequences if c.ratio is RatioLevel.sequence else n),
         }
         if c.kl_in_loss:
-            kl = masked_sum(tensors.kl_estimate(new.logprobs, batch.ref_logprobs, "k2"), mask) / sequences
+            # of the whole response: token by token, the gradient would miss what a token does to the KL of later ones
+            whole = masked(new.logprobs - batch.ref_logprobs, mask).sum(1)
+            kl = masked_sum(whole.square() / 2, mask.any(1)) / sequences
             loss = loss + c.kl_coef * kl
             stats["loss/kl"] = kl
         if new.entropy is not None:

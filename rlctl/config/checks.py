@@ -106,7 +106,7 @@ def _reward(config: Config) -> Iterator[str]:
             yield f"reward=fn:{leaf.path}: expected the dotted path of a function, such as fn:mypkg.count_good"
     if isinstance(reward, WeightedRewardConfig):
         if not reward.terms:
-            yield "reward=weighted needs reward.terms, such as '+reward.terms=[{reward: fn:mypkg.count_good, weight: 1.0}]'"
+            yield "reward=weighted needs reward.terms, such as 'reward.terms=[{reward: fn:mypkg.count_good, weight: 1.0}]'"
         names = [term_name(t) for t in reward.terms]
         for name in sorted({n for n in names if names.count(n) > 1}):
             yield f"reward.terms: two terms are called {name!r}; give each a name of its own"

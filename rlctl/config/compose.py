@@ -110,6 +110,8 @@ def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None]) -> No
     groups = _groups(recipe)
     _check_overrides(explain.parse_overrides(args.overrides), groups)
     name = "config" if recipe and (recipe / "config.yaml").is_file() else "base"
+    # the arguments of a function are new keys by nature; Hydra wants to be told so
+    args.overrides = [f"++{o}" if o.startswith("reward.args") else o for o in args.overrides]
     # Hydra prints and exits on its own errors unless asked for the exceptions themselves
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"

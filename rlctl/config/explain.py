@@ -102,6 +102,8 @@ def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
         key = o.key_or_group
         if key == "hydra" or key.startswith(("hydra.", "hydra/")) or key in groups:
             continue
+        if key.startswith("reward.args"):
+            continue  # the one place where a key may be new: keyword arguments of the user's function
         if key not in known_keys():
             near = nearest_key(key)
             lines.append(f"{o.input_line}: there is no key {key!r}" + (f"; did you mean {near}?" if near else ""))

@@ -236,7 +236,7 @@ class RLOOConfig(AlgoConfig):
     ratio: RatioLevel = RatioLevel.sequence
     """Clip one probability ratio per response (sequence) or one per token (token)."""
     kl_in_loss: bool = False
-    """Put the KL into the loss, as (lp - lq)^2 / 2 with its unbiased gradient, instead of into the reward."""
+    """Put the KL into the loss, as (sum_t lp - lq)^2 / 2 with its unbiased gradient, instead of into the reward."""
     normalize_advantages: bool = False
     """Divide the advantages by their root mean square over the step, and clip them to [-10, 10]."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rlctl.console.numbers import number
 from rlctl.console.stream import make_console, say, say_labelled
-from rlctl.console.text import clean, shorten
+from rlctl.console.text import clean, shorten, shorten_path
 from rlctl.report import ScoreReport, ScoreRow
 
 BARS = 10
@@ -47,27 +48,28 @@ def print_score(report: ScoreReport, stream: TextIO | None = None) -> None:
 
 
 def _table(report: ScoreReport, width: int) -> Table:
+    """One line a response: numbers whole, prompt and response in what room is left; parts that leave none are not shown."""
     rows = _chosen(report.rows)
-    parts = list(rows[0].parts) if rows else []
+    columns = [("score", [number(r.score) for r in rows])]
+    columns += [(shorten(clean(p), 32), [number(r.parts[p]) for r in rows]) for p in (rows[0].parts if rows else ())]
+    widths = [max(map(cell_len, (heading, *cells))) for heading, cells in columns]
+    while len(columns) > 1 and width - sum(w + 2 for w in widths) < 40:
+        columns.pop()
+        widths.pop()
+    room = max(12, width - sum(w + 2 for w in widths) - 2)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("score", *parts):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("prompt", no_wrap=True)
-    table.add_column("response", no_wrap=True)
-    room = max(20, width - 10 * (1 + len(parts)) - 8)
-    for row in rows:
-        numbers = [number(row.score), *(number(row.parts[p]) for p in parts)]
-        response = Text(shorten(clean(row.response), room * 3 // 5))
-        if row.truncated:
-            response.append(" cut", "yellow")
-        prompt = Text(_end(clean(row.prompt), room * 2 // 5), "dim")
-        table.add_row(*(Text(n) for n in numbers), prompt, response)
+    for (heading, _), w in zip(columns, widths, strict=True):
+        table.add_column(Text(heading), justify="right", no_wrap=True, width=w)
+    for heading, w in (("prompt", room * 2 // 5), ("response", room - room * 2 // 5)):
+        table.add_column(heading, no_wrap=True, width=w)
+    for i, row in enumerate(rows):
+        cut = " cut" if row.truncated else ""
+        response = Text(shorten(clean(row.response), room - room * 2 // 5 - len(cut)))
+        response.append(cut, "yellow")
+        # the end of a prompt is what the response goes on from
+        prompt = Text(shorten_path(clean(row.prompt), room * 2 // 5), "dim")
+        table.add_row(*(Text(cells[i]) for _, cells in columns), prompt, response)
     return table
-
-
-def _end(text: str, width: int) -> str:
-    """The end of a prompt: that is what the response goes on from."""
-    return text if len(text) <= width else "…" + text[-(width - 1) :]
 
 
 def _chosen(rows: list[ScoreRow]) -> list[ScoreRow]:

@@ -92,7 +92,7 @@ class CalibratedReward(Reward):
         mine = [r - self.penalty * cut for r, cut in zip(raw, samples.truncated, strict=True)]
         difference = [a - b for a, b in zip(mine, against, strict=True)]
         self._differences = difference
-        parts: dict[str, list[float | None]] = {"raw": [*raw], "baseline": [*against], "difference": [*difference]}
+        parts: dict[str, list[float | None]] = {"raw": [*mine], "baseline": [*against], "difference": [*difference]}
         return Scored([sigmoid(d) for d in difference], parts)
 
     def warnings(self) -> list[Warning]:
@@ -138,8 +138,8 @@ def sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))
 
 
-def baseline_answer(prompt: Prompt, column: str, includes_prompt: bool | None) -> str:
-    """The answer in a row's baseline column, without the prompt.
+def baseline_answer(prompt: Prompt, column: str, includes_prompt: bool | None, what: str = "baseline") -> str:
+    """The answer in a row's column, without the prompt; `what` is what messages call it.
 
     Raises:
         DataError: there is none, or it does not begin with the prompt though it should.
@@ -148,7 +148,8 @@ def baseline_answer(prompt: Prompt, column: str, includes_prompt: bool | None) -
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         value = value[-1].get("content")  # chat: the last message is the answer
     elif isinstance(value, str):
-        starts = value.startswith(prompt.text)
+        asked = prompt.text if prompt.whole is None else prompt.whole
+        starts = value.startswith(asked)
         if includes_prompt and not starts:
             raise DataError(
                 f"the baseline of row {prompt.row} does not begin with its prompt",
@@ -156,12 +157,12 @@ def baseline_answer(prompt: Prompt, column: str, includes_prompt: bool | None) -
                 "reward.baseline_includes_prompt=false",
             )
         if starts and includes_prompt is not False:
-            value = value[len(prompt.text) :]
+            value = value[len(asked) :]
     if not isinstance(value, str) or not value.strip():
         raise DataError(
-            f"row {prompt.row} has no baseline",
+            f"row {prompt.row} has no {what}",
             f"column {column!r} holds {prompt.columns[column]!r:.80}",
-            "fill it in, leave the row out, or reward.baseline=sample",
+            "fill it in, leave the row out, or reward.baseline=sample" if what == "baseline" else "fill it in, or leave the row out",
         )
     return value
 

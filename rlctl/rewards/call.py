@@ -11,8 +11,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Caller:
             return _within(self.config.timeout, lambda: _call(self.function, arguments))
         except TimedOut:
             return self._too_long(count)
-        except Exception as error:  # whatever a user's function raises
+        except (Exception, SystemExit) as error:  # whatever a user's function raises
             raise _failed(_described(error)) from error
 
     def _too_long(self, count: int) -> list[float]:
@@ -82,8 +83,8 @@ class Caller:
         return [self.config.timeout_score] * count
 
     def _shared(self, arguments: dict[str, Any], count: int) -> list[Any]:
-        """Every worker gets an even share of the texts; a share that takes too long ends its processes."""
-        pool = self._pool = self._pool or _open_pool(self.config)
+        """Every worker gets an even share of the texts; a share that takes too long ends all processes."""
+        pool = self._ready_pool()
         size = -(-count // self.config.workers)
         constant = set(self.config.args)
         futures: list[tuple[int, Future[Any]]] = []
@@ -93,13 +94,32 @@ class Caller:
         deadline = None if self.config.timeout is None else time.monotonic() + self.config.timeout
         results: list[Any] = []
         for n, future in futures:
+            # once the pool was ended for one share, those that were not done by then have taken too long as well
+            ended = self._pool is None
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 results += self._share(future.result(left), n)
             except FutureTimeout:
                 self._end_pool()
                 results += self._too_long(n)
+            except (BrokenProcessPool, CancelledError) as error:
+                self._end_pool()
+                if not ended:
+                    raise CallFailed("ended its worker process", f"{type(error).__name__}: {error}") from error
+                results += self._too_long(n)
         return results
+
+    def _ready_pool(self) -> ProcessPoolExecutor:
+        """The workers, started: their start does not count as the call."""
+        if self._pool is None:
+            self._pool = _open_pool(self.config)
+            try:
+                for future in [self._pool.submit(_nothing) for _ in range(self.config.workers)]:
+                    future.result()
+            except BrokenProcessPool as error:
+                self._end_pool()
+                raise CallFailed("could not be loaded in a worker process", str(error), "", "reward.workers=0 shows why") from error
+        return self._pool
 
     def _share(self, answer: tuple[str, Any], n: int) -> list[Any]:
         kind, value = answer
@@ -139,7 +159,7 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             outcome.append((True, call()))
-        except Exception as error:  # handed to the caller's thread
+        except (Exception, SystemExit) as error:  # handed to the caller's thread
             outcome.append((False, error))
 
     thread = threading.Thread(target=run, daemon=True, name="reward")
@@ -179,10 +199,14 @@ def _start_worker(path: str, search: list[str]) -> None:
     _worker_function = load_function(path)
 
 
+def _nothing() -> None:
+    pass
+
+
 def _work(arguments: dict[str, Any]) -> tuple[str, Any]:
     assert _worker_function is not None
     try:
         returned = _call(_worker_function, arguments)
         return "returned", returned.tolist() if hasattr(returned, "tolist") else returned
-    except Exception as error:  # not every exception survives the way to another process
+    except (Exception, SystemExit) as error:  # not every exception survives the way to another process
         return "raised", _described(error)
