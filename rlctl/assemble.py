@@ -21,7 +21,7 @@ from rlctl import algos, models
 from rlctl.collect import Collector
 from rlctl.config.schema import Config, Device, MixedPrecision, ValueInit
 from rlctl.control import KLController
-from rlctl.data import Prompts, build_prompts, context_length
+from rlctl.data import Prompt, Prompts, build_prompts, context_length
 from rlctl.errors import ConfigError
 from rlctl.models import Source, ValueModel
 from rlctl.report import Plan, Reporter
@@ -70,6 +70,12 @@ class Assembly:
     kl: KLController
     clock: Clock
     plan: Plan
+
+    def share(self, prompts: list[Prompt]) -> list[Prompt]:
+        """This process's prompts of a step's; all responses to one prompt stay together."""
+        size = len(prompts) // self.accelerator.num_processes
+        start = size * self.accelerator.process_index
+        return prompts[start : start + size]
 
     @property
     def value(self) -> ValueModel | None:
@@ -182,8 +188,10 @@ def _put_together(config: Config, base: Base, algorithm: algos.Algorithm, built:
     prepared = accelerator.prepare(optimizer)
 
     def total(x: Tensor) -> Tensor:
-        summed: Tensor = accelerator.reduce(x, "sum")
-        return summed
+        if accelerator.num_processes == 1:
+            return x
+        summed: Tensor = accelerator.reduce(x.to(accelerator.device), "sum")
+        return summed.to(x.device)
 
     collector = Collector(
         config, lm, policy, reference, value, base.reward, base.source.tokenizer, base.sampler, accelerator.autocast, total
@@ -209,7 +217,7 @@ def facts(run: Assembly, built: Built | None, lr: float) -> Iterator[tuple[str, 
     yield "reference", "the policy as it starts" if run.collector.reference else "none: algo.kl_coef=0 needs no KL"
     dropped = f", {run.prompts.dropped} of {len(run.prompts) + run.prompts.dropped} dropped as too long" if run.prompts.dropped else ""
     yield "prompts", f"{len(run.prompts)} from {c.data.path}{dropped}"
-    accumulate = -(-c.minibatch_size // c.optim.microbatch_size)
+    accumulate = -(-c.minibatch_size // (c.optim.microbatch_size * run.accelerator.num_processes))
     yield (
         "step",
         (
@@ -221,7 +229,8 @@ def facts(run: Assembly, built: Built | None, lr: float) -> Iterator[tuple[str, 
     yield "optimizer", f"AdamW, lr {lr:.2g}{chosen}, {c.optim.schedule} over {c.updates} updates"
     where = "(sum_t lp - lq)^2 / 2 in the loss" if getattr(a, "kl_in_loss", False) else f"{a.kl_estimator} in the reward"
     yield "KL", f"{where}, kl_coef {a.kl_coef:g}" + (f" steered to {a.kl_target:g} nats" if a.kl_target else "")
-    yield "device", f"{run.accelerator.device}, mixed precision {run.accelerator.mixed_precision}"
+    several = f"{run.accelerator.num_processes} x " if run.accelerator.num_processes > 1 else ""
+    yield "device", f"{several}{run.accelerator.device.type}, mixed precision {run.accelerator.mixed_precision}"
 
 
 def _millions(count: int) -> str:

@@ -99,7 +99,7 @@ class _Outcomes:
         try:
             compose.check(job.config)
             compose.save(job.config, job.run_dir / "config.yaml")
-            return (launch.run_here if job.number is None else launch.run_process)(job.config, self.show_traceback)
+            return launch.run(job.config, job.number is None, self.show_traceback)
         except RlctlError as error:
             launch.report(error, self.show_traceback)
             (job.run_dir / "summary.json").write_text(json.dumps({"status": "failed", "reason": error.what}))
@@ -127,9 +127,9 @@ def train(argv: list[str], show_traceback: bool) -> int:
         return 0
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            "rlctl runs in one process",
+            "rlctl starts its processes itself",
             f"it was started as one of {os.environ['WORLD_SIZE']} (WORLD_SIZE is set)",
-            "start it without accelerate launch or torchrun: rlctl train ...",
+            "start it without accelerate launch or torchrun: rlctl train launch.processes=N ...",
         )
     typed, (recipe, argv) = argv, _recipe(argv)
     from rlctl.config import compose

@@ -36,7 +36,7 @@ class ScoreScaler:
     def update(self, scores: Tensor, total: Total) -> None:
         """Take in a step's scores (B,); merging counts, means and squares as in Chan et al. (1979)."""
         # in double: rounding must not look like a spread where all scores are equal
-        n, mean, variance = (float(x) for x in moments(scores.double(), torch.ones_like(scores, dtype=torch.bool), total))
+        n, mean, variance = (float(x) for x in moments(scores.cpu().double(), torch.ones(len(scores), dtype=torch.bool), total))
         both, delta = self.count + n, mean - self.mean
         self.squares += variance * n + delta**2 * self.count * n / both
         self.mean += delta * n / both
@@ -45,7 +45,7 @@ class ScoreScaler:
     def __call__(self, scores: Tensor) -> Tensor:
         """Scores (B,) with the running mean taken off, in running standard deviations."""
         deviation = (self.squares / max(self.count, 1.0)) ** 0.5
-        return ((scores.double() - self.mean) / (deviation + 1e-8)).float()
+        return ((scores.cpu().double() - self.mean) / (deviation + 1e-8)).float().to(scores.device)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def run_here(config: Config, show_traceback: bool = False) -> int:
     compose.use_import_paths(config)
     # a tokenizer's thread pool and the processes of a reward function do not mix; transformers warns about it once a fork
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    reporter = open_console(config.console.mode)
+    # of several processes the first one shows and writes
+    reporter = open_console(config.console.mode if int(os.environ.get("RANK", "0")) == 0 else "quiet")
     try:
         from rlctl.train import train
 
@@ -40,6 +42,8 @@ def run_here(config: Config, show_traceback: bool = False) -> int:
     except Exception as error:
         reporter.close()
         logging.getLogger("rlctl").exception("unexpected")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            time.sleep(4.0)  # a lost connection follows from what another process is about to tell; then this one is ended
         traceback.print_exc()
         print_error(["", f"error: unexpected {type(error).__name__}: {error}", f"  log:  {Path(config.run.dir) / 'rlctl.log'}"])
         return 1
@@ -64,16 +68,55 @@ def score_here(config: Config, as_json: bool) -> int:
 
 
 def report(error: RlctlError, show_traceback: bool) -> None:
-    """Print an error a user can act on; its traceback only if asked."""
+    """Print an error a user can act on; its traceback only if asked.
+
+    What goes wrong in every process is told by the first: the others wait, and are ended with it.
+    """
+    if int(os.environ.get("RANK", "0")) > 0:
+        time.sleep(2.0)
     if show_traceback:
         traceback.print_exception(error)
     print_error(error.lines())
 
 
-def run_process(config: Config, show_traceback: bool = False) -> int:
+def run(config: Config, alone: bool, show_traceback: bool = False) -> int:
+    """Train a saved config and return the exit status: here, or, for a member of a sweep and for several processes, elsewhere."""
+    if config.launch.processes > 1:
+        return run_several(config, show_traceback)
+    return run_here(config, show_traceback) if alone else run_process(config, show_traceback)
+
+
+def _worker(config: Config, show_traceback: bool) -> list[str]:
+    return ["-m", "rlctl.worker", config.run.dir, *(["--traceback"] if show_traceback else [])]
+
+
+def run_process(config: Config, show_traceback: bool) -> int:
     """Train in a new process that reads the run folder's config.yaml; the exit status."""
     environment = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
-    flags = ["--traceback"] if show_traceback else []
-    done = subprocess.run([sys.executable, "-m", "rlctl.worker", config.run.dir, *flags], env=environment, check=False)
+    done = subprocess.run([sys.executable, *_worker(config, show_traceback)], env=environment, check=False)
     # a negative code is the signal that ended it; shells show it as 128 + n
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def run_several(config: Config, show_traceback: bool) -> int:
+    """Train in several processes, started by torch's elastic launcher, which ends them all when one fails; the exit status of
+    the one that failed first."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the worker has told what went wrong
+    os.environ.pop("HYDRA_FULL_ERROR", None)
+    n = config.launch.processes
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // n)))
+    where = LaunchConfig(
+        1, 1, n, run_id=Path(config.run.dir).name, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
+    )  # fmt: skip
+    try:
+        elastic_launch(where, sys.executable)(*_worker(config, show_traceback))
+        return 0
+    except ChildFailedError as error:
+        _, first = error.get_first_failure()
+        return int(first.exitcode) if first.exitcode >= 0 else 128 - int(first.exitcode)
+    except (KeyboardInterrupt, SignalException):
+        return INTERRUPTED

@@ -102,8 +102,6 @@ def rollout_metrics(rollout: Rollout, kl_coef: float, estimator: str, total: Tot
     metrics = {
         "objective/scores": float(scores),
         "objective/scores_std": float(variance) ** 0.5,
-        "objective/scores_min": float(rollout.scores.min()),
-        "objective/scores_max": float(rollout.scores.max()),
         "objective/adjusted_scores": adjusted,
         "objective/kl_coef": kl_coef,
         "objective/entropy": float(moments(rollout.entropy, mask, total)[1]),

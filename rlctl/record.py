@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 
 from rlctl import checkpoint
 from rlctl.assemble import Assembly
@@ -38,15 +39,28 @@ class Recorder:
 
     def open(self) -> None:
         """Write what is known before the first step, and start the tracker."""
+        self.run.accelerator.init_trackers("rlctl")
+        if not self.is_main:
+            return
         _write_json(self.run_dir / "env.json", environment(self.run))
         _write_json(self.run_dir / "plan.json", dict(self.run.plan.facts))
-        self.run.accelerator.init_trackers("rlctl")
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that writes and shows."""
+        main: bool = self.run.accelerator.is_main_process
+        return main
 
     def step(self, step: int, metrics: dict[str, float], collected: Collected) -> None:
-        """Write and show one finished step."""
+        """Write and show one finished step, with the responses of all processes."""
         config = self.run.config
-        metrics = {**metrics, **self._progress(step, metrics)}
-        rows = sample_rows(collected.rollout, collected.samples, collected.parts, config.algo.kl_estimator)
+        rows = gather_object(sample_rows(collected.rollout, collected.samples, collected.parts, config.algo.kl_estimator))
+        scores = [row["score"] for row in rows]
+        extremes = {"objective/scores_min": min(scores), "objective/scores_max": max(scores)}
+        metrics = {**metrics, **extremes, **self._progress(step, metrics)}
+        self.history.append(metrics)
+        if not self.is_main:
+            return
         if step % config.run.samples_every == 0 or step in (1, config.steps):
             folder = self.run_dir / "samples"
             folder.mkdir(exist_ok=True)
@@ -58,7 +72,6 @@ class Recorder:
         if self.before is None:
             self.probe = rows.index(ranked[len(ranked) // 2])
             self.before = _sample(rows[self.probe])
-        self.history.append(metrics)
         self.reporter.step(Step(step, config.steps, metrics, _sample(ranked[-1]), _sample(ranked[0])))
         for warning in [*diagnose(self.history, config.rollout.max_new_tokens), *self.run.collector.reward.warnings()]:
             self.reporter.warn(warning)
@@ -90,7 +103,8 @@ class Recorder:
             best + 1 if best is not None else None, scores[best] if best is not None else None,
             self.before, after, tuple(files), self._next_commands(),
         )  # fmt: skip
-        write_summary(summary)
+        if self.is_main:
+            write_summary(summary)
         return summary
 
     def _next_commands(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -43,10 +44,10 @@ def train(config: Config, reporter: Reporter) -> Summary:
         raise
     except BaseException as error:
         reason = error.what if isinstance(error, RlctlError) else f"{type(error).__name__}: {error}"
-        if recorder is not None:
-            recorder.summary("failed", reason)
-        else:
-            write_summary(Summary("failed", reason, run_dir, 0, 0.0))
+        known = isinstance(error, RlctlError)
+        # of several processes the one that knows why writes: what the others see is a lost connection
+        if known or int(os.environ.get("WORLD_SIZE", "1")) == 1 or not (run_dir / "summary.json").exists():
+            write_summary(recorder.summary("failed", reason) if recorder is not None else Summary("failed", reason, run_dir, 0, 0.0))
         raise
     finally:
         if recorder is not None:
@@ -58,7 +59,8 @@ def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, st
     config, total = run.config, run.collector.total
     for step in range(1, config.steps + 1):
         seed_step(config.seed, step, run.accelerator.process_index)
-        collected = run.collector(run.prompts.at(step, config.rollout.prompts_per_step), run.clock)
+        prompts = run.prompts.at(step, config.rollout.prompts_per_step)
+        collected = run.collector(run.share(prompts), run.clock)
         rollout = collected.rollout
         metrics = rollout_metrics(rollout, run.kl.coef, config.algo.kl_estimator, total)
         metrics |= part_metrics(collected.parts, total)
@@ -71,9 +73,11 @@ def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, st
         run.kl.update(metrics.get("objective/kl", 0.0), config.samples_per_step)
         if config.run.save_every is not None and step % config.run.save_every == 0:
             with run.clock("save"):
-                path = checkpoint.save(recorder.run_dir, step, config.run.keep, lambda folder: write_models(run, folder))
-            logger.info("checkpoint %s", path)
-            reporter.note(f"checkpoint {path}")
+                if recorder.is_main:
+                    path = checkpoint.save(recorder.run_dir, step, config.run.keep, lambda folder: write_models(run, folder))
+                    logger.info("checkpoint %s", path)
+                    reporter.note(f"checkpoint {path}")
+                run.accelerator.wait_for_everyone()
         recorder.step(step, metrics, collected)
     return None
 
@@ -108,6 +112,8 @@ def back_to_good(run: Assembly, recorder: Recorder, step: int, kl: float) -> str
     The KL of the checkpoint of step s is measured by the rollout of step s + 1; this rollout condemns that of step - 1.
     """
     reason = f"objective/kl {kl:.3g} passed algo.max_kl={run.config.algo.max_kl:g} in step {step}"
+    if not recorder.is_main:
+        return reason
     good = [path for s, path in checkpoint.checkpoints(recorder.run_dir) if s <= step - 2]
     if not good:
         return f"{reason}; no checkpoint from before it, so policy/ is the one past the limit (set run.save_every)"
@@ -133,6 +139,9 @@ def write_models(run: Assembly, folder: Path) -> None:
 
 def finish(run: Assembly, recorder: Recorder, status: str, reason: str) -> Summary:
     """Write the final models, answer the first step's prompt once more, sum up."""
+    if not recorder.is_main:
+        run.accelerator.wait_for_everyone()
+        return recorder.summary(status, reason)
     if not (recorder.run_dir / "policy").exists():
         tokenizer = run.collector.tokenizer
         checkpoint.write_folder(recorder.run_dir / "policy", lambda p: checkpoint.save_policy(p, run.collector.lm, tokenizer))
@@ -140,7 +149,9 @@ def finish(run: Assembly, recorder: Recorder, status: str, reason: str) -> Summa
             classifier = run.value.classifier
             checkpoint.write_folder(recorder.run_dir / "value", lambda p: checkpoint.save_value(p, classifier, tokenizer))
     after = answer_again(run, recorder) if status != "interrupted" and recorder.before is not None else None
-    return recorder.summary(status, reason, after)
+    summary = recorder.summary(status, reason, after)
+    run.accelerator.wait_for_everyone()
+    return summary
 
 
 def answer_again(run: Assembly, recorder: Recorder) -> Sample:

@@ -82,8 +82,7 @@ class Updater:
         for _ in range(algo.epochs):
             epochs += 1
             epoch_kl = 0.0
-            order = torch.randperm(len(batch), generator=generator)
-            for rows in order.split(len(batch) // algo.minibatches):
+            for rows in self._minibatches(len(batch), generator):
                 stats = self._minibatch(batch, rows, step, padding)
                 count += 1
                 epoch_kl += stats.get("policy/approxkl", 0.0) / algo.minibatches
@@ -100,10 +99,22 @@ class Updater:
             "tokens/padding": padding.share,
         }
 
+    def _minibatches(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """One epoch's minibatches as row numbers of this process's batch.
+
+        The order is drawn over the rows of all processes, so a minibatch holds the same responses however many share it.
+        """
+        processes, first = self.accelerator.num_processes, size * self.accelerator.process_index
+        order = torch.randperm(size * processes, generator=generator)
+        for rows in order.split(len(order) // self.config.algo.minibatches):
+            yield rows[(rows >= first) & (rows < first + size)] - first
+
     def _minibatch(self, batch: Batch, rows: Tensor, step: int, padding: _Padding) -> dict[str, float]:
         """Gradients of one minibatch, then one optimizer update."""
         mask = batch.loss_mask[rows.to(batch.loss_mask.device)]
         counts = Counts(*self.total(torch.stack([mask.sum(), mask.any(1).sum()]).float()).tolist())
+        if len(rows) == 0:  # the others wait for this process's gradients, though it has none of the rows
+            batch, rows = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)), torch.tensor([0])
         groups = length_groups(batch.sequences.lengths[rows.to(mask.device)].cpu(), self.config.optim.microbatch_size)
         shares: dict[str, Tensor] = {}
         for i, group in enumerate(groups):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from rlctl.config import compose
 def main(argv: list[str]) -> int:
     """Train what RUN_DIR/config.yaml says; the exit status."""
     run_dir = Path(argv[0])
+    rank = os.environ.get("RANK", "0")
     logging.basicConfig(
-        filename=run_dir / "rlctl.log", level=logging.INFO, format="[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
+        filename=run_dir / ("rlctl.log" if rank == "0" else f"rlctl-{rank}.log"),
+        level=logging.INFO,
+        format="[%(asctime)s][%(name)s][%(levelname)s] %(message)s",
     )
     return launch.run_here(compose.load(run_dir / "config.yaml"), "--traceback" in argv)
 

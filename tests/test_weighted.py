@@ -247,6 +247,21 @@ def test_what_a_function_or_a_term_cannot_do(run, argv, line):
 
 
 @pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["reward=fn:mypkg.length", "reward.argss.x=1"], "reward.argss.x=1: there is no key 'reward.argss.x'"),
+        (["reward=fn:mypkg.length", "reward.args_x=1"], "reward.args_x=1: there is no key 'reward.args_x'"),
+        (["reward=model:builtin", "reward.args.x=1"], "reward.args"),
+        (["reward=weighted", "reward.args.x=1"], "reward.args"),
+    ],
+)
+def test_arguments_go_nowhere_else(run, argv, why):
+    done, _, _ = run(*argv)
+    assert done.status == 2 and "Traceback" not in done.err
+    assert done.err.splitlines()[1].startswith(f"  why:  {why}")
+
+
+@pytest.mark.parametrize(
     ("terms", "why"),
     [
         ("[]", "reward=weighted needs reward.terms, such as 'reward.terms=[{reward: fn:mypkg.count_good, weight: 1.0}]'"),

@@ -76,6 +76,14 @@ def _together(config: Config) -> Iterator[str]:
             f"(rollout.prompts_per_step={config.rollout.prompts_per_step} x algo.samples_per_prompt={algo.samples_per_prompt}); "
             f"nearest: algo.minibatches={_nearest(algo.minibatches, divisors(total))}"
         )
+    prompts, processes = config.rollout.prompts_per_step, config.launch.processes
+    if processes >= 1 and prompts >= 1 and prompts % processes:
+        below, above = prompts // processes * processes, (prompts // processes + 1) * processes
+        near = " or ".join(str(n) for n in (below, above) if n)
+        yield (
+            f"rollout.prompts_per_step={prompts} cannot be shared evenly by launch.processes={processes}; nearest: "
+            f"rollout.prompts_per_step={near}, or launch.processes={_nearest(processes, divisors(prompts))}"
+        )
     if algo.kl_target is not None and algo.kl_coef == 0:
         yield "algo.kl_target needs algo.kl_coef > 0 to start from: the controller multiplies it"
     if algo.max_kl is not None and config.run.save_every is not None and config.run.keep < 2:

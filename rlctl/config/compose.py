@@ -123,7 +123,7 @@ def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None]) -> No
     except ValueError as error:  # Hydra's word for flags that exclude each other; a task raises nothing
         raise ConfigError(str(error), hint="rlctl train --help") from error
     finally:
-        os.environ.pop("HYDRA_FULL_ERROR")
+        os.environ.pop("HYDRA_FULL_ERROR", None)
         if before is not None:
             os.environ["HYDRA_FULL_ERROR"] = before
 

@@ -418,6 +418,9 @@ class LaunchConfig:
 
     device: Device = Device.auto
     """auto: a GPU if there is one, else the CPU."""
+    processes: int = bounded(1, ge=1)
+    """Processes on this machine, one GPU each (on the CPU they share its cores). Results do not depend on their number beyond
+    rounding and what each of them samples."""
     mixed_precision: MixedPrecision = MixedPrecision.auto
     """Autocast in forward passes. auto: bf16 on a GPU that has it, else no. Losses and log-probabilities stay float32."""
 
