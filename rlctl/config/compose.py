@@ -111,13 +111,26 @@ def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None]) -> No
     _check_overrides(explain.parse_overrides(args.overrides), groups)
     name = "config" if recipe and (recipe / "config.yaml").is_file() else "base"
     # the arguments of a function are new keys by nature; Hydra wants to be told so
-    args.overrides = [f"++{o}" if o.startswith("reward.args") else o for o in args.overrides]
+    args.overrides = [f"++{o}" if explain.is_argument(o.partition("=")[0]) else o for o in args.overrides]
+    refused: list[ConfigError] = []
+
+    def compose_and_run(cfg: DictConfig) -> None:
+        # Hydra reports what its task raises in its own words; what we refuse is kept and raised outside
+        try:
+            job = _job(cfg, recipe)
+        except ConfigError as error:
+            refused.append(error)
+        else:
+            task(job)
+
     # Hydra prints and exits on its own errors unless asked for the exceptions themselves
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     user_overrides = list(args.overrides)
     try:
-        _run_hydra(args, parser, lambda cfg: task(_job(cfg, recipe)), str(conf_dir()), name)
+        _run_hydra(args, parser, compose_and_run, str(conf_dir()), name)
+        if refused:
+            raise refused[0]
     except (HydraException, OmegaConfBaseException) as error:
         raise _explained(error, name, user_overrides, groups) from error
     except ValueError as error:  # Hydra's word for flags that exclude each other; a task raises nothing
@@ -157,7 +170,10 @@ def _job(cfg: DictConfig, recipe: Path | None) -> Job:
     hydra = HydraConfig.get()
     run_dir = Path(hydra.runtime.output_dir).resolve()
     sweep = hydra.mode == RunMode.MULTIRUN
-    overrides = list(hydra.overrides.task)
+    overrides = [o.removeprefix("++") if explain.is_argument(o[2:].partition("=")[0]) else o for o in hydra.overrides.task]
+    if "args" in cfg.reward and "args" not in {f.name for f in fields(OPTIONS["reward"][cfg.reward.kind])}:
+        why = f"reward.args: reward={cfg.reward.kind} takes no arguments; reward=fn has them, and the terms of reward=weighted"
+        raise ConfigError("the config cannot be composed", why, "rlctl train --help lists every option and key")
     paths = [str(p) for p in ([recipe] if recipe else [])] + [os.getcwd()]
     typed = OmegaConf.to_object(cfg)
     assert isinstance(typed, Config)

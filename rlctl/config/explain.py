@@ -95,6 +95,11 @@ def quoted(text: str) -> str:
     return "'" + form.replace("'", "'\\''") + "'"
 
 
+def is_argument(key: str) -> bool:
+    """The one place where a key may be new: keyword arguments of the user's function."""
+    return key == "reward.args" or key.startswith("reward.args.")
+
+
 def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
     """One line for every override whose key no option has, and for every + that would add a dead key."""
     groups, lines = set(groups), []
@@ -102,8 +107,8 @@ def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
         key = o.key_or_group
         if key == "hydra" or key.startswith(("hydra.", "hydra/")) or key in groups:
             continue
-        if key.startswith("reward.args"):
-            continue  # the one place where a key may be new: keyword arguments of the user's function
+        if is_argument(key):
+            continue
         if key not in known_keys():
             near = nearest_key(key)
             lines.append(f"{o.input_line}: there is no key {key!r}" + (f"; did you mean {near}?" if near else ""))

@@ -25,8 +25,12 @@ def print_score(report: ScoreReport, stream: TextIO | None = None) -> None:
         console.width = 120
     say(console, (clean(report.reward), "bold"))
     say(console)
-    console.print(_table(report, console.width))
+    table, hidden = _table(report, console.width)
+    console.print(table)
     say(console)
+    if hidden:
+        say(console, (f"not shown for want of room: {', '.join(hidden)}", "dim"))
+        say(console)
     scores = [r.score for r in report.rows if r.score is not None]
     if scores:
         _histogram(console, scores)
@@ -47,14 +51,15 @@ def print_score(report: ScoreReport, stream: TextIO | None = None) -> None:
     say(console, good if report.learnable else bad)
 
 
-def _table(report: ScoreReport, width: int) -> Table:
+def _table(report: ScoreReport, width: int) -> tuple[Table, list[str]]:
     """One line a response: numbers whole, prompt and response in what room is left; parts that leave none are not shown."""
     rows = _chosen(report.rows)
     columns = [("score", [number(r.score) for r in rows])]
     columns += [(shorten(clean(p), 32), [number(r.parts[p]) for r in rows]) for p in (rows[0].parts if rows else ())]
     widths = [max(map(cell_len, (heading, *cells))) for heading, cells in columns]
+    hidden: list[str] = []
     while len(columns) > 1 and width - sum(w + 2 for w in widths) < 40:
-        columns.pop()
+        hidden.insert(0, columns.pop()[0])
         widths.pop()
     room = max(12, width - sum(w + 2 for w in widths) - 2)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -69,7 +74,7 @@ def _table(report: ScoreReport, width: int) -> Table:
         # the end of a prompt is what the response goes on from
         prompt = Text(shorten_path(clean(row.prompt), room * 2 // 5), "dim")
         table.add_row(*(Text(cells[i]) for _, cells in columns), prompt, response)
-    return table
+    return table, hidden
 
 
 def _chosen(rows: list[ScoreRow]) -> list[ScoreRow]:

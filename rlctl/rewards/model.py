@@ -76,7 +76,8 @@ class ModelReward(Reward):
 
     def too_long(self, samples: Samples, i: int) -> bool:
         """Whether sample i would lose its front."""
-        if self.limit is None or len(samples.texts[i].encode()) + 8 < self.limit:  # a token is at least a byte
+        # a token is at least a byte; a chat template may add more of its own
+        if self.limit is None or (samples.messages is None and len(samples.texts[i].encode()) + 8 < self.limit):
             return False
         limit, self.limit = self.limit, None
         try:
