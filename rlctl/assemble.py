@@ -19,14 +19,16 @@ from torch import Tensor, nn
 
 from rlctl import algos, models
 from rlctl.collect import Collector
-from rlctl.config.schema import Config, Device, MixedPrecision, ValueInit
+from rlctl.config.schema import CGPOConfig, Config, Device, MixedPrecision, ValueInit
 from rlctl.control import KLController
 from rlctl.data import Prompt, Prompts, build_prompts, context_length
 from rlctl.errors import ConfigError
+from rlctl.judges import build as judges_of
+from rlctl.judges.base import Judge
 from rlctl.models import Source, ValueModel
 from rlctl.report import Plan, Reporter
 from rlctl.rewards.base import Reward
-from rlctl.rewards.build import Opened, load, open_leaves, value_source_of
+from rlctl.rewards.build import load, open_leaves, value_source_of
 from rlctl.sample import Sampler, end_ids
 from rlctl.update import Updater, build_optimizer, default_learning_rate
 from rlctl.value import Built, Choice, build, choose
@@ -93,7 +95,7 @@ class Base:
     reward: Reward
     lm: Any
     sampler: Sampler
-    opened: list[Opened]
+    judges: list[Judge]
 
 
 def open_base(config: Config, check: Callable[[Source, Source | None], None] = lambda policy, reward: None) -> Base:
@@ -105,19 +107,22 @@ def open_base(config: Config, check: Callable[[Source, Source | None], None] = l
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     accelerator = open_accelerator(config)
-    opened = open_leaves(config.reward)
+    opened, asked = open_leaves(config.reward), judges_of.open_judges(config.judges)
     source = models.open_source(config.model, "policy")
     check(source, value_source_of(config.reward, opened))
     prompts = build_prompts(config, source.tokenizer, context_length(source.hf_config))
     for one in opened:
         if one.function is not None:
             one.function.check(prompts)
+    judges = judges_of.load(asked, accelerator.device)
+    for judge in judges:
+        judge.check(prompts)
     reward = load(config, opened, source, accelerator.device)
     reward.check(prompts)
     lm = models.load_policy(source).to(accelerator.device)
     ends = end_ids(source.tokenizer, lm.generation_config)
     pad = models.pad_id(source, ends, lm.get_input_embeddings().num_embeddings)
-    return Base(accelerator, source, prompts, reward, lm, Sampler(config.rollout, source.tokenizer, ends, pad), opened)
+    return Base(accelerator, source, prompts, reward, lm, Sampler(config.rollout, source.tokenizer, ends, pad), judges)
 
 
 def assemble(config: Config, reporter: Reporter) -> Assembly:
@@ -179,7 +184,7 @@ def open_accelerator(config: Config) -> Accelerator:
 def _put_together(config: Config, base: Base, algorithm: algos.Algorithm, built: Built | None, reporter: Reporter) -> Assembly:
     accelerator, lm, value = base.accelerator, base.lm, built.model.to(base.accelerator.device) if built else None
     policy = models.Policy(lm)
-    needs_reference = config.algo.kl_coef > 0 or config.algo.max_kl is not None
+    needs_reference = config.algo.kl_coef > 0 or config.algo.max_kl is not None or algorithm.needs_reference
     reference = models.reference_of(lm) if needs_reference else None
     parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     lr = config.optim.lr if config.optim.lr is not None else default_learning_rate(parameters)
@@ -194,8 +199,9 @@ def _put_together(config: Config, base: Base, algorithm: algos.Algorithm, built:
         return summed.to(x.device)
 
     collector = Collector(
-        config, lm, policy, reference, value, base.reward, base.source.tokenizer, base.sampler, accelerator.autocast, total
-    )
+        config, lm, policy, reference, value, base.reward, base.source.tokenizer, base.sampler, accelerator.autocast, total,
+        base.judges, algorithm.wants_baselines,
+    )  # fmt: skip
     wrapped_value = wrapped[1] if value is not None else None
     updater = Updater(config, algorithm, wrapped[0], wrapped_value, prepared, accelerator, total)
     clock = Clock(reporter, accelerator.device)
@@ -227,8 +233,13 @@ def facts(run: Assembly, built: Built | None, lr: float) -> Iterator[tuple[str, 
     )
     chosen = "" if c.optim.lr is not None else " by the policy's size"
     yield "optimizer", f"AdamW, lr {lr:.2g}{chosen}, {c.optim.schedule} over {c.updates} updates"
+    if run.collector.judges:
+        yield "judges", ", ".join(j.name for j in run.collector.judges)
     where = "(sum_t lp - lq)^2 / 2 in the loss" if getattr(a, "kl_in_loss", False) else f"{a.kl_estimator} in the reward"
-    yield "KL", f"{where}, kl_coef {a.kl_coef:g}" + (f" steered to {a.kl_target:g} nats" if a.kl_target else "")
+    if isinstance(a, CGPOConfig):
+        yield "KL", "any" if a.kl_max is None or a.optimizer == "codpo" else f"at most {a.kl_max:g} nats a response"
+    else:
+        yield "KL", f"{where}, kl_coef {a.kl_coef:g}" + (f" steered to {a.kl_target:g} nats" if a.kl_target else "")
     several = f"{run.accelerator.num_processes} x " if run.accelerator.num_processes > 1 else ""
     yield "device", f"{several}{run.accelerator.device.type}, mixed precision {run.accelerator.mixed_precision}"
 

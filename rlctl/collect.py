@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,13 @@ from torch import Tensor
 from rlctl.config.schema import AlgoConfig, Config, ScoreNormalization
 from rlctl.data import Prompt, decode
 from rlctl.errors import TrainingError
+from rlctl.judges.base import Judge, Verdicts, judge_all
 from rlctl.models import Policy, ValueModel
 from rlctl.rewards.base import Reward, Scored
+from rlctl.rewards.calibrated import CalibratedReward
 from rlctl.rollout import Forward, Rollout, Samples, Sequences
 from rlctl.sample import Sampler
-from rlctl.tensors import Total, length_groups, moments
+from rlctl.tensors import Total, left_pad, length_groups, moments, right_pad
 
 Passes = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 Clock = Callable[[str], AbstractContextManager[None]]
@@ -56,6 +58,7 @@ class Collected:
     samples: Samples
     parts: dict[str, list[float | None]]
     """What the scores are made of, by name, each (B)."""
+    verdicts: Verdicts
 
 
 @dataclass
@@ -73,6 +76,9 @@ class Collector:
     sampler: Sampler
     autocast: Callable[[], AbstractContextManager[Any]]
     total: Total
+    judges: list[Judge] = field(default_factory=list)
+    wants_baselines: bool = False
+    """Whether the algorithm learns from baselines too."""
     scaler: ScoreScaler = field(default_factory=ScoreScaler)
 
     def __call__(self, prompts: list[Prompt], clock: Clock) -> Collected:
@@ -85,24 +91,49 @@ class Collector:
         algo = self.config.algo
         with clock("generate"), self.autocast():
             sequences, truncated, samples = self.sample(prompts, algo.samples_per_prompt)
-        scored, passes = self._score_beside_passes(samples, sequences, clock)
+        scored, verdicts, passes = self._score_beside_passes(samples, sequences, clock)
         scores = torch.tensor(scored.scores, device=truncated.device)
+        satisfied = torch.tensor(verdicts.satisfied, device=truncated.device) if self.judges else None
         adjusted = self._adjust(scores, truncated, algo)
+        if satisfied is not None and algo.violation_score is not None:
+            adjusted = torch.where(satisfied, adjusted, algo.violation_score)
         old, entropy, ref, values = passes
         _finite(old, ref, values)
-        rollout = Rollout(sequences, old, entropy, ref, values, scores, adjusted, truncated, algo.samples_per_prompt)
-        return Collected(rollout, samples, scored.parts)
+        raw = scored.parts.get("difference")  # before the sigmoid, where it makes no ties
+        rollout = Rollout(
+            sequences, old, entropy, ref, values, scores, adjusted, truncated, algo.samples_per_prompt, satisfied,
+            torch.tensor(raw, device=truncated.device) if raw is not None else None, *self._baselines(prompts, samples),
+        )  # fmt: skip
+        return Collected(rollout, samples, scored.parts, verdicts)
 
-    def _score_beside_passes(self, samples: Samples, sequences: Sequences, clock: Clock) -> tuple[Scored, Passes]:
-        """Scores and passes; a reward that leaves the device alone is computed while the passes go on.
+    def _baselines(self, prompts: list[Prompt], samples: Samples) -> tuple[Sequences | None, Tensor | None]:
+        """Each prompt's baseline as token ids, and whether it passes every judge; for an algorithm that learns from them."""
+        if not self.wants_baselines or not isinstance(self.reward, CalibratedReward):
+            return None, None
+        known = self.reward.baseline_samples(samples, list(range(0, len(samples), self.config.algo.samples_per_prompt)))
+        answers = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in known.responses]
+        ends = [list(self.sampler.end_ids[:1]) if not cut else [] for cut in known.truncated]
+        prompt_ids, prompt_mask = left_pad([p.ids for p in prompts], self.sampler.pad_id)
+        ids, mask = right_pad([a + e for a, e in zip(answers, ends, strict=True)], self.sampler.pad_id)
+        sequences = Sequences(*(x.to(self.lm.device) for x in (prompt_ids, prompt_mask, ids, mask)))
+        return sequences, torch.tensor(judge_all(self.judges, known).satisfied, device=self.lm.device)
+
+    def _score_beside_passes(self, samples: Samples, sequences: Sequences, clock: Clock) -> tuple[Scored, Verdicts, Passes]:
+        """Scores, verdicts and passes; what leaves the device alone is computed while the passes go on.
 
         The reward keeps the main thread, which functions that set signal handlers need.
         """
-        if not self.reward.runs_beside:
+
+        def judged() -> tuple[Scored, Verdicts]:
             with clock("score"):
                 scored = self.reward.scored(samples)
+            with clock("judge") if self.judges else nullcontext():
+                return scored, judge_all(self.judges, samples)
+
+        if not (self.reward.runs_beside and all(j.runs_beside for j in self.judges)):
+            scored, verdicts = judged()
             with clock("forward"):
-                return scored, self._passes(sequences)
+                return scored, verdicts, self._passes(sequences)
 
         def timed() -> Passes:
             with clock("forward"):
@@ -110,9 +141,8 @@ class Collector:
 
         with ThreadPoolExecutor(1, "passes") as beside:
             passes = beside.submit(timed)
-            with clock("score"):
-                scored = self.reward.scored(samples)
-            return scored, passes.result()
+            scored, verdicts = judged()
+            return scored, verdicts, passes.result()
 
     def _passes(self, sequences: Sequences) -> Passes:
         """Old log-probabilities, entropy, reference log-probabilities and values of every response token, each (B, R)."""

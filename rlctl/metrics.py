@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlctl.rollout import Rollout, Samples
+from rlctl.collect import Collected
+from rlctl.judges.base import Verdicts
+from rlctl.rollout import Rollout
 from rlctl.tensors import Total, kl_estimate, masked, moments
 
 METRICS: dict[str, str] = {
@@ -49,6 +51,14 @@ METRICS: dict[str, str] = {
     "reward/<part>_std": "standard deviation of that part over the step",
     "reward/<part>_abstained": "share of responses on which that term abstained; logged where any did",
     "reward/saturated": "share of responses whose difference to the baseline is beyond 5",
+    "cgpo/satisfied": "share of responses that pass every judge",
+    "cgpo/reward": "mean of max(1 - D / kl_max, 0) * R over responses, R = 0 where a judge fails (crpg)",
+    "cgpo/zeroed_by_kl": "share of responses that are satisfied and have D >= kl_max (crpg)",
+    "cgpo/baselines": "share of prompts learnt from their baseline for want of an allowed response (crraft)",
+    "cgpo/skipped": "share of prompts without anything to learn from (crraft, codpo)",
+    "judges/satisfied": "share of responses that pass every judge",
+    "judges/<name>/pass": "share of responses that pass this judge",
+    "judges/<name>/unjudged": "share of responses that this judge could not judge; they count as not satisfied",
     "responses/length": "mean response length in tokens, the end token included",
     "responses/truncated": "share of responses cut at max_new_tokens without an end",
     "prompts/length": "mean prompt length in tokens",
@@ -57,6 +67,7 @@ METRICS: dict[str, str] = {
     "time/step": "seconds of the step",
     "time/generate": "seconds sampling responses",
     "time/score": "seconds in the reward",
+    "time/judge": "seconds in the judges",
     "time/forward": "seconds for log-probs of policy and reference and for values, without gradient",
     "time/update": "seconds in the inner epochs",
     "time/save": "seconds writing checkpoints and files",
@@ -71,7 +82,7 @@ def check_names(metrics: dict[str, float]) -> None:
     Raises:
         KeyError: it is not in METRICS.
     """
-    if unknown := sorted(n for n in set(metrics) - set(METRICS) if not n.startswith("reward/")):
+    if unknown := sorted(n for n in set(metrics) - set(METRICS) if not n.startswith(("reward/", "judges/"))):
         raise KeyError(f"metrics without a formula in METRICS: {', '.join(unknown)}")
 
 
@@ -140,14 +151,31 @@ def part_metrics(parts: dict[str, list[float | None]], total: Total) -> dict[str
     return metrics
 
 
+def verdict_metrics(verdicts: Verdicts, total: Total) -> dict[str, float]:
+    """Share of responses that each judge, and all of them, pass, over all devices; nothing without judges."""
+    if not verdicts.by_name:
+        return {}
+
+    def share(flags: list[bool]) -> float:
+        x = torch.tensor(flags)
+        return float(moments(x.float(), torch.ones_like(x), total)[1])
+
+    metrics = {"judges/satisfied": share(verdicts.satisfied)}
+    for name, given in verdicts.by_name.items():
+        metrics[f"judges/{name}/pass"] = share([v is True for v in given])
+        metrics[f"judges/{name}/unjudged"] = share([v is None for v in given])
+    return metrics
+
+
 def sequence_kl(rollout: Rollout, estimator: str) -> Tensor:
     """(B,) KL of each response from the reference in nats, summed over its tokens."""
     assert rollout.ref_logprobs is not None
     return masked(kl_estimate(rollout.old_logprobs, rollout.ref_logprobs, estimator), rollout.mask).sum(1)
 
 
-def sample_rows(rollout: Rollout, samples: Samples, parts: dict[str, list[float | None]], estimator: str) -> list[dict[str, Any]]:
+def sample_rows(collected: Collected, estimator: str) -> list[dict[str, Any]]:
     """One record per response, for samples/step_NNNNNN.jsonl."""
+    rollout, samples, parts, verdicts = collected.rollout, collected.samples, collected.parts, collected.verdicts.by_name
     kl = sequence_kl(rollout, estimator).tolist() if rollout.ref_logprobs is not None else [None] * len(samples)
     lengths = rollout.mask.sum(1).tolist()
     return [
@@ -157,6 +185,7 @@ def sample_rows(rollout: Rollout, samples: Samples, parts: dict[str, list[float 
             "score": float(rollout.scores[i]),
             "adjusted_score": float(rollout.adjusted_scores[i]),
             "parts": {name: values[i] for name, values in parts.items()},
+            "verdicts": {name: values[i] for name, values in verdicts.items()},
             "kl": kl[i],
             "length": lengths[i],
             "truncated": samples.truncated[i],

@@ -19,7 +19,7 @@ from rlctl.assemble import Assembly
 from rlctl.collect import Collected
 from rlctl.metrics import MetricsFile, sample_rows, without_nan
 from rlctl.monitor import diagnose
-from rlctl.report import Reporter, Sample, Step, Summary
+from rlctl.report import Reporter, Sample, Step, Summary, Warning
 
 _PACKAGES = ("rlctl", "torch", "transformers", "accelerate", "datasets", "hydra-core", "omegaconf", "trl")
 
@@ -54,7 +54,7 @@ class Recorder:
     def step(self, step: int, metrics: dict[str, float], collected: Collected) -> None:
         """Write and show one finished step, with the responses of all processes."""
         config = self.run.config
-        rows = gather_object(sample_rows(collected.rollout, collected.samples, collected.parts, config.algo.kl_estimator))
+        rows = gather_object(sample_rows(collected, config.algo.kl_estimator))
         scores = [row["score"] for row in rows]
         extremes = {"objective/scores_min": min(scores), "objective/scores_max": max(scores)}
         metrics = {**metrics, **extremes, **self._progress(step, metrics)}
@@ -73,8 +73,12 @@ class Recorder:
             self.probe = rows.index(ranked[len(ranked) // 2])
             self.before = _sample(rows[self.probe])
         self.reporter.step(Step(step, config.steps, metrics, _sample(ranked[-1]), _sample(ranked[0])))
-        for warning in [*diagnose(self.history, config.rollout.max_new_tokens), *self.run.collector.reward.warnings()]:
+        for warning in [*diagnose(self.history, config.rollout.max_new_tokens), *self._others()]:
             self.reporter.warn(warning)
+
+    def _others(self) -> list[Warning]:
+        collector = self.run.collector
+        return [*collector.reward.warnings(), *(w for judge in collector.judges for w in judge.warnings())]
 
     def _progress(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
         config, seconds = self.run.config, self.run.clock.take()

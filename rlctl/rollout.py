@@ -106,6 +106,12 @@ class Rollout:
     """G: rows p*G .. p*G+G-1 share a prompt."""
     satisfied: Tensor | None = None
     """(B,) bool, True where every judge passed; None without judges."""
+    raw_scores: Tensor | None = None
+    """(B,) float32, what orders the responses to one prompt, before a sigmoid makes ties; None where scores do it."""
+    baselines: Sequences | None = None
+    """(P) known answers, one a prompt; None where no algorithm asks for them."""
+    baseline_satisfied: Tensor | None = None
+    """(P,) bool, True where the answer passes every judge."""
 
     @property
     def mask(self) -> Tensor:
@@ -124,7 +130,7 @@ class Rollout:
         for name, tensor in per_row.items():
             if tensor.shape != (b,):
                 raise ValueError(f"{name}: expected ({b},), got {tuple(tensor.shape)}")
-        if b % self.group_size:
+        if b % self.group_size or (self.baselines is not None and len(self.baselines) * self.group_size != b):
             raise ValueError(f"{b} rows are not whole groups of {self.group_size}")
 
 

@@ -18,6 +18,7 @@ from rlctl.collect import Collector
 from rlctl.config.schema import Config
 from rlctl.data import Prompt, Prompts
 from rlctl.errors import DataError, RewardError
+from rlctl.judges.base import judge_all
 from rlctl.report import Finding, ScoreReport, ScoreRow
 from rlctl.rewards.base import Reward, Scored
 from rlctl.rewards.calibrated import CalibratedReward, baseline_answer
@@ -79,8 +80,11 @@ def _report(config: Config, base: Base, samples: Samples, k: int) -> ScoreReport
         rows = [ScoreRow(p, r, None, {}, t) for p, r, t in zip(samples.prompts, samples.responses, samples.truncated, strict=True)]
         return ScoreReport(reward.name, rows, k, None, samples.texts[0], passed(reward, samples), (failed,))
     milliseconds = (time.perf_counter() - start) * 1000 / len(samples)
+    parts = dict(scored.parts)
+    for name, verdicts in judge_all(base.judges, samples).by_name.items():
+        parts[name] = [None if v is None else float(v) for v in verdicts]
     rows = [
-        ScoreRow(samples.prompts[i], samples.responses[i], s, {n: v[i] for n, v in scored.parts.items()}, samples.truncated[i])
+        ScoreRow(samples.prompts[i], samples.responses[i], s, {n: v[i] for n, v in parts.items()}, samples.truncated[i])
         for i, s in enumerate(scored.scores)
     ]
     compares = not algos.build(config.algo).needs_value

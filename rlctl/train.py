@@ -11,7 +11,7 @@ from rlctl import checkpoint
 from rlctl.assemble import Assembly, assemble
 from rlctl.config.schema import Config
 from rlctl.errors import RlctlError, TrainingError
-from rlctl.metrics import part_metrics, rollout_metrics
+from rlctl.metrics import part_metrics, rollout_metrics, verdict_metrics
 from rlctl.record import Recorder, write_summary
 from rlctl.report import Reporter, Sample, Summary
 from rlctl.rewards.calibrated import CalibratedReward
@@ -63,7 +63,7 @@ def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, st
         collected = run.collector(run.share(prompts), run.clock)
         rollout = collected.rollout
         metrics = rollout_metrics(rollout, run.kl.coef, config.algo.kl_estimator, total)
-        metrics |= part_metrics(collected.parts, total)
+        metrics |= part_metrics(collected.parts, total) | verdict_metrics(collected.verdicts, total)
         check_start(config, step, metrics)
         if config.algo.max_kl is not None and metrics["objective/kl"] > config.algo.max_kl:
             return "stopped", back_to_good(run, recorder, step, metrics["objective/kl"])

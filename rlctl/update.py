@@ -78,19 +78,19 @@ class Updater:
         algo, sums, epochs = self.config.algo, dict[str, float](), 0
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
         self.planned = (step - 1) * algo.epochs * algo.minibatches
-        count, padding = 0, _Padding()
+        taken, padding = dict[str, int](), _Padding()
         for _ in range(algo.epochs):
             epochs += 1
             epoch_kl = 0.0
             for rows in self._minibatches(len(batch), generator):
                 stats = self._minibatch(batch, rows, step, padding)
-                count += 1
                 epoch_kl += stats.get("policy/approxkl", 0.0) / algo.minibatches
                 for name, value in stats.items():
                     sums[name] = sums.get(name, 0.0) + value
+                    taken[name] = taken.get(name, 0) + 1
             if algo.target_kl is not None and epoch_kl > algo.target_kl:
                 break
-        means = {name: value / count for name, value in sums.items()}
+        means = {name: value / taken[name] for name, value in sums.items()}
         lr = self.optimizer.param_groups[0]["lr"]
         return means | {
             "policy/lr": lr,
@@ -113,6 +113,10 @@ class Updater:
         """Gradients of one minibatch, then one optimizer update."""
         mask = batch.loss_mask[rows.to(batch.loss_mask.device)]
         counts = Counts(*self.total(torch.stack([mask.sum(), mask.any(1).sum()]).float()).tolist())
+        if counts.sequences == 0:  # nothing to learn from: a step would still move by momentum
+            self.planned += 1
+            return {}
+        rows = rows[mask.any(1).cpu()]
         if len(rows) == 0:  # the others wait for this process's gradients, though it has none of the rows
             batch, rows = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)), torch.tensor([0])
         groups = length_groups(batch.sequences.lengths[rows.to(mask.device)].cpu(), self.config.optim.microbatch_size)

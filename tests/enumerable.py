@@ -27,12 +27,26 @@ import random
 
 def score(texts):
     return [random.Random("{seed} " + " ".join(text.split())).gauss(0.0, 1.0) for text in texts]
+
+def passes(texts):
+    return [random.Random("judge {seed} " + " ".join(text.split())).random() > 1 / 3 for text in texts]
 '''
 
 
 def reward(seed: int, text: str) -> float:
     """The same number as the written module gives."""
     return random.Random(f"{seed} " + " ".join(text.split())).gauss(0.0, 1.0)
+
+
+def passes(seed: int, text: str) -> bool:
+    """The verdict of a judge that fails a random third of all texts."""
+    return random.Random(f"judge {seed} " + " ".join(text.split())).random() > 1 / 3
+
+
+def reference(seed: int, prompt: str) -> str:
+    """The response of median reward to a prompt."""
+    words = [" ".join(WORDS[i] for i in s if i != END) for s in responses()[0]]
+    return " " + sorted(words, key=lambda w: reward(seed, f"{prompt} {w}"))[len(words) // 2]
 
 
 def make(folder: Path, seed: int) -> None:
@@ -47,7 +61,8 @@ def make(folder: Path, seed: int) -> None:
     )  # fmt: skip
     GPT2LMHeadModel(config).save_pretrained(folder / "policy")
     tokenizer.save_pretrained(folder / "policy")
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": PROMPTS[i % 3]}) + "\n" for i in range(768)))
+    rows = [{"prompt": p, "reference": reference(seed, p)} for p in PROMPTS]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(rows[i % 3]) + "\n" for i in range(768)))
     (folder / "tablereward.py").write_text(REWARD.replace("{seed}", str(seed)))
 
 
@@ -99,3 +114,29 @@ def evaluate(folder: Path, policy: Path, seed: int, beta: float) -> Verdict:
         possible += float(best) - value(ref)
         distance += float((new.exp() * (new - (ref + (r - best) / beta))).sum())
     return Verdict(gained / possible, distance / len(PROMPTS))
+
+
+@dataclass(frozen=True)
+class Constrained:
+    """What a policy is worth under a judge."""
+
+    satisfied: float
+    """Probability that a response passes the judge, mean over prompts."""
+    kl: float
+    """E[D], nats from the start."""
+    reward: float
+    """E[r]."""
+
+
+def constrained(folder: Path, policy: Path, seed: int) -> Constrained:
+    """Exact expectations of a trained policy under the judge."""
+    start, trained = (AutoModelForCausalLM.from_pretrained(p, dtype=torch.float32).eval() for p in (folder / "policy", policy))
+    mass = distance = worth = 0.0
+    for prompt in PROMPTS:
+        ids, r = [WORDS.index(w) for w in prompt.split()], rewards(seed, prompt)
+        good = torch.tensor([passes(seed, " ".join([prompt, *(WORDS[i] for i in s if i != END)])) for s in responses()[0]])
+        ref, new = sequence_logprobs(start, ids), sequence_logprobs(trained, ids)
+        mass += float(new.exp()[good].sum())
+        distance += float((new.exp() * (new - ref)).sum())
+        worth += float((new.exp() * r).sum())
+    return Constrained(mass / len(PROMPTS), distance / len(PROMPTS), worth / len(PROMPTS))

@@ -98,7 +98,7 @@ def test_the_config_knows_only_itself_and_the_errors(name):
 
 @pytest.mark.parametrize("name", ["rlctl.rollout", "rlctl.tensors", "rlctl.report", "rlctl.errors", "rlctl.config.schema"])
 def test_the_lowest_layer_knows_nothing_above_it(name):
-    assert _ours(name) <= {"rlctl.tensors", "rlctl.config"}
+    assert _ours(name) <= {"rlctl.tensors", "rlctl.config", "rlctl.config.fields", "rlctl.config.judges"}
 
 
 def test_rewards_see_text_and_never_the_loop():
@@ -210,7 +210,7 @@ def test_every_metric_with_a_formula_is_measured_somewhere():
     source = "".join(path.read_text() for name, path in MODULES.items() if name != "rlctl.metrics")
     table = ast.get_source_segment(MODULES["rlctl.metrics"].read_text(), _table()) or ""
     source += MODULES["rlctl.metrics"].read_text().replace(table, "")
-    phases = {f"time/{p}" for p in ("generate", "score", "forward", "update", "save")}
+    phases = {f"time/{p}" for p in ("generate", "score", "judge", "forward", "update", "save")}
     patterns = {name for name in METRICS if "<" in name}
     assert sorted(name for name in METRICS if f'"{name}"' not in source and name not in phases | patterns) == []
 

@@ -37,6 +37,7 @@ from rlctl.config.schema import (
     ValueConfig,
     ValueInit,
 )
+from rlctl.judges.base import Judge
 from rlctl.report import Plan, Step, Summary, Warning
 from rlctl.rollout import Samples
 
@@ -121,7 +122,7 @@ class Environment:
 
     def config(
         self, run_dir: Path, *, policy: Path | None = None, reward: Path | str = "tinyreward.score", value: str = "auto",
-        checkpointing: bool = False, seed: int = 0, rollout: dict[str, Any] = {}, algo: dict[str, Any] = {},  # noqa: B006
+        checkpointing: bool = False, seed: int = 0, algo_type: type = PPOConfig, rollout: dict[str, Any] = {}, algo: dict[str, Any] = {},  # noqa: B006
         optim: dict[str, Any] = {}, run: dict[str, Any] = {}, **more: Any,  # noqa: B006
     ) -> Config:  # fmt: skip
         """A small run on the CPU: 8 responses a step, one update; `reward` is a dotted function or a model's folder."""
@@ -134,7 +135,7 @@ class Environment:
             rollout=RolloutConfig(**{"prompts_per_step": 8, "max_new_tokens": 5, **rollout}),
             reward=ModelRewardConfig(path=str(reward)) if is_model else FunctionRewardConfig(path=reward),
             value=ValueConfig(init=ValueInit(value)),
-            algo=PPOConfig(**{"epochs": 1, **algo}),
+            algo=algo_type(**{"epochs": 1, **algo}),
             optim=OptimConfig(**{"lr": 1e-3, **optim}),
             run=RunConfig(**{"steps": 4, "tracker": "none", "dir": str(run_dir), **run}),
             launch=LaunchConfig(device=Device.cpu, mixed_precision=MixedPrecision.no),
@@ -178,6 +179,18 @@ class Recording:
         pass
 
 
+class Always(Judge):
+    """A judge of one opinion."""
+
+    name = "always"
+
+    def __init__(self, verdict: bool):
+        self.verdict = verdict
+
+    def judge(self, samples: Samples) -> list[bool | None]:
+        return [self.verdict] * len(samples)
+
+
 def collect(run: Assembly, step: int = 1, seed: int = 0):
     """One rollout of a run."""
     torch.manual_seed(seed)
@@ -215,7 +228,7 @@ def watch(run: Assembly) -> Updates:
     def step(*args: Any, **kwargs: Any) -> Any:
         seen.lrs.append(optimizer.param_groups[0]["lr"])
         named = [(f"policy.{n}", p) for n, p in run.collector.policy.named_parameters()]
-        named += [(f"value.{n}", p) for n, p in run.value.named_parameters()]
+        named += [(f"value.{n}", p) for n, p in run.value.named_parameters()] if run.value is not None else []
         seen.gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
         return take(*args, **kwargs)
 

@@ -26,6 +26,10 @@ class Algorithm(Protocol):
 
     needs_value: bool
     """Whether a value model is built and trained."""
+    needs_reference: bool
+    """Whether the KL from the reference is needed even where kl_coef does not price it."""
+    wants_baselines: bool
+    """Whether it learns from the baselines of a calibrated reward too."""
 
     def prepare(self, rollout: Rollout, kl_coef: float, total: Total) -> tuple[Batch, dict[str, float]]:
         """Rollout -> what the loss needs, and metrics that are the same on every device.

@@ -32,6 +32,8 @@ class PPO:
     """Clipped policy and value losses over generalised advantages."""
 
     needs_value = True
+    needs_reference = False
+    wants_baselines = False
 
     def __init__(self, config: PPOConfig):
         self.config = config

@@ -35,6 +35,8 @@ class RLOO:
     """Clipped policy loss over leave-one-out advantages."""
 
     needs_value = False
+    needs_reference = False
+    wants_baselines = False
 
     def __init__(self, config: RLOOConfig):
         self.config = config

@@ -7,8 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from rlctl.config import judges
 from rlctl.config.leaves import leaves, value_source
 from rlctl.config.schema import (
+    CGPOConfig,
+    CGPOOptimizer,
     Config,
     FunctionRewardConfig,
     PPOConfig,
@@ -91,6 +94,7 @@ def _together(config: Config) -> Iterator[str]:
     if isinstance(algo, PPOConfig) and algo.value_warmup_steps >= config.steps > 0:
         yield f"algo.value_warmup_steps={algo.value_warmup_steps} leaves none of the {config.steps} steps for the policy"
     yield from _reward(config)
+    yield from _judges(config)
     if not isinstance(algo, PPOConfig):
         if config.value.init is not ValueInit.auto or config.value.lr is not None:
             yield f"value={config.value.init}: algo={algo.name} has no value model; leave value out, or write algo=ppo"
@@ -100,6 +104,20 @@ def _together(config: Config) -> Iterator[str]:
         yield "algo.kl_target steers the KL in the reward; with algo.kl_in_loss=true the coefficient is fixed"
     if config.optim.warmup_updates > config.updates:
         yield f"optim.warmup_updates={config.optim.warmup_updates} is more than the {config.updates} updates of the run"
+
+
+def _judges(config: Config) -> Iterator[str]:
+    algo = config.algo
+    yield from judges.all_problems(config.judges)
+    if isinstance(algo, CGPOConfig):
+        if algo.violation_score is not None:
+            yield "algo.violation_score is for ppo and rloo: cgpo treats what violates by itself"
+        if algo.optimizer is CGPOOptimizer.codpo and algo.samples_per_prompt < 2:
+            yield "algo.optimizer=codpo compares two responses to a prompt: algo.samples_per_prompt must be at least 2"
+    elif config.judges and algo.violation_score is None:
+        yield f"judges under algo={algo.name} need algo.violation_score, the score of a response that a judge does not pass"
+    elif algo.violation_score is not None and not config.judges:
+        yield f"algo.violation_score={algo.violation_score:g} has no effect without judges"
 
 
 def _reward(config: Config) -> Iterator[str]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rlctl.config import schema
+from rlctl.config import judges, schema
+from rlctl.config.judges import JudgeConfig
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Key:
 def _field_docs() -> dict[str, dict[str, str]]:
     """Class name -> field name -> the string literal beneath the field in schema.py."""
     docs: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(schema)).body:
+    for node in [n for module in (schema, judges) for n in ast.parse(inspect.getsource(module)).body]:
         if isinstance(node, ast.ClassDef):
             fields = docs.setdefault(node.name, {})
             for before, after in zip(node.body, node.body[1:], strict=False):
@@ -62,6 +63,9 @@ def groups() -> list[tuple[str, str, list[Key]]]:
             for option, cls in schema.OPTIONS[f.name].items():
                 own = [k for k in keys(cls, f"{f.name}.") if k.name.split(".")[1] not in shared or k.name.endswith(".path")]
                 out.append((f"{f.name}={option}", _title(cls), own))
+        elif f.name == "judges":
+            listed = [Key("judges", "[]", _doc(schema.Config, "judges")), *keys(JudgeConfig, "judges[].")]
+            out.append(("judges[]", "One judge: a list of them stands in `judges`.", listed))
         elif f.default_factory is not dataclasses.MISSING:
             cls = f.default_factory
             out.append((f.name, _title(cls), keys(cls, f"{f.name}.")))  # type: ignore[arg-type]
@@ -80,6 +84,8 @@ def known_keys() -> tuple[str, ...]:
         if f.default_factory is dataclasses.MISSING:
             continue
         names.add(f.name)
+        if f.name == "judges":
+            continue
         for cls in schema.OPTIONS.get(f.name, {"": f.default_factory}).values():
             names |= {k.name for k in keys(cls, f"{f.name}.")}  # type: ignore[arg-type]
     return tuple(sorted(names))

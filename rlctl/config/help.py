@@ -60,7 +60,7 @@ def train() -> str:
 def _groups() -> str:
     lines = []
     for name, title, _ in describe.groups():
-        if "=" not in name:
+        if "=" not in name and "[" not in name:
             options = sorted(p.stem for p in (conf_dir() / name).glob("*.yaml"))
             shorthand = [f"{kind}:{value}" for (group, kind), (_, value) in KINDS.items() if group == name]
             lines.append(f"  {name:<8} {', '.join([*options, *shorthand])}\n           {title}")

@@ -9,17 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Dict, List, Optional
 
-
-def bounded(default: Any, **bounds: float) -> Any:
-    """A field with bounds: ge, gt, le, lt."""
-    return field(default=default, metadata=bounds)
-
-
-class Dtype(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+from rlctl.config.fields import Dtype, bounded
+from rlctl.config.judges import JudgeConfig
 
 
 class Overlong(StrEnum):
@@ -51,6 +42,12 @@ class Baseline(StrEnum):
 class OnTimeout(StrEnum):
     error = "error"
     score = "score"
+
+
+class CGPOOptimizer(StrEnum):
+    crpg = "crpg"
+    crraft = "crraft"
+    codpo = "codpo"
 
 
 class ScoreNormalization(StrEnum):
@@ -197,6 +194,8 @@ class AlgoConfig:
     """Subtracted from the score of a response that was cut at max_new_tokens."""
     mask_truncated: bool = False
     """Leave responses that were cut out of the loss: they give no gradient."""
+    violation_score: Optional[float] = None
+    """ppo, rloo: the score of a response that a judge does not pass, in place of the reward's. Needed with judges."""
     score_clip: Optional[float] = bounded(None, gt=0)
     """Clip scores to [-score_clip, score_clip], after normalisation."""
     score_normalization: ScoreNormalization = ScoreNormalization.none
@@ -239,6 +238,32 @@ class RLOOConfig(AlgoConfig):
     """Put the KL into the loss, as (sum_t lp - lq)^2 / 2 with its unbiased gradient, instead of into the reward."""
     normalize_advantages: bool = False
     """Divide the advantages by their root mean square over the step, and clip them to [-10, 10]."""
+
+
+@dataclass(frozen=True)
+class CGPOConfig(AlgoConfig):
+    """Constrained policy optimisation with a mixture of judges: one update per sampled batch, no value model.
+
+    The paper gives no values for its keys: these defaults are ours."""
+
+    name: str = "cgpo"
+    kl_coef: float = bounded(0.0, ge=0, le=0)
+    """Unused: CGPO bounds the KL by kl_max instead of pricing it."""
+    samples_per_prompt: int = bounded(4, ge=1)
+    """K; at least 2 for codpo."""
+    epochs: int = bounded(1, ge=1, le=1)
+    """One update per sampled batch."""
+    minibatches: int = bounded(1, ge=1, le=1)
+    """One update per sampled batch."""
+    optimizer: CGPOOptimizer = CGPOOptimizer.crpg
+    """crpg: policy gradient of the reward of what is satisfied. crraft: the best satisfied response is learnt by heart.
+    codpo: the best satisfied response is preferred to the worst that violates."""
+    kl_max: Optional[float] = bounded(10.0, gt=0)
+    """Nats of KL per response that are allowed (crpg, crraft). null: any."""
+    beta: float = bounded(0.1, gt=0)
+    """Sharpness of the preference (codpo)."""
+    lam: float = bounded(0.1, ge=0)
+    """Weight of the likelihood of the preferred response, per token (codpo)."""
 
 
 @dataclass(frozen=True)
@@ -459,6 +484,8 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=FunctionRewardConfig)
+    judges: List[JudgeConfig] = field(default_factory=list)
+    """Judges that a response must all pass: they gate cgpo, and ppo or rloo through algo.violation_score."""
     value: ValueConfig = field(default_factory=ValueConfig)
     algo: AlgoConfig = field(default_factory=PPOConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -491,7 +518,7 @@ class Config:
 
 # One entry per option that has keys of its own; the first field of each (`name`, `kind`) tells them apart in a saved config.
 OPTIONS: dict[str, dict[str, type]] = {
-    "algo": {"ppo": PPOConfig, "rloo": RLOOConfig},
+    "algo": {"ppo": PPOConfig, "rloo": RLOOConfig, "cgpo": CGPOConfig},
     "reward": {
         "fn": FunctionRewardConfig,
         "model": ModelRewardConfig,

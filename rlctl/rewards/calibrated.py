@@ -81,7 +81,7 @@ class CalibratedReward(Reward):
     def scored(self, samples: Samples) -> Scored:
         """Calibrated scores, with raw score, baseline score and their difference."""
         new = {row: i for i, row in reversed(list(enumerate(samples.rows))) if row not in self._scores}
-        fresh = self._of_samples(samples, list(new.values()))
+        fresh = self.baseline_samples(samples, list(new.values())) if new else None
         if fresh is not None and self.config.batching is Batching.joint:
             both = self.base.score(_joined(samples, fresh))
             raw, baseline = both[: len(samples)], both[len(samples) :]
@@ -111,10 +111,8 @@ class CalibratedReward(Reward):
             )
         return found
 
-    def _of_samples(self, samples: Samples, places: list[int]) -> Samples | None:
-        """The baselines of the rows at these places, as samples of their own; None if there is none."""
-        if not places:
-            return None
+    def baseline_samples(self, samples: Samples, places: list[int]) -> Samples:
+        """The baselines of the rows at these places, as samples of their own."""
         rows = [samples.rows[i] for i in places]
         messages = [samples.messages[i] if samples.messages is not None else None for i in places]
         columns = [{name: values[i] for name, values in samples.columns.items()} for i in places]
