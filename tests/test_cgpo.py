@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import enumerable
 import pytest
 import tiny
 import torch
+from transformers import GPT2LMHeadModel
 
 from rlctl.algos.base import Counts
 from rlctl.algos.cgpo import CGPO, Scores, codpo_weights, crpg_weights, crraft_weights
@@ -155,3 +157,39 @@ def test_the_class_reads_its_bound_from_the_config():
     assert CGPO(CGPOConfig()).config.kl_max == 10.0
     assert CGPO(CGPOConfig(optimizer=CGPOOptimizer.crraft)).wants_baselines
     assert not CGPO(CGPOConfig()).wants_baselines
+
+
+def test_the_crpg_gradient_is_that_of_the_enumerated_expectation(tmp_path):
+    """Over all 57 responses, weighted by their probability, against the mean of many samples: equal within sampling error."""
+    enumerable.make(tmp_path, 0)
+    lm = GPT2LMHeadModel.from_pretrained(tmp_path / "policy").eval()
+    every, mask = enumerable.responses()
+    prompt, kl_max = enumerable.PROMPTS[2], 2.0
+    ids = [enumerable.WORDS.index(w) for w in prompt.split()]
+    texts = [" ".join([prompt, *(enumerable.WORDS[i] for i in s if i != enumerable.END)]) for s in every]
+    satisfied = torch.tensor([enumerable.passes(0, t) for t in texts])
+    reward = torch.sigmoid(enumerable.rewards(0, prompt)).float()
+
+    def logprobs() -> torch.Tensor:
+        rows = torch.tensor([ids + s + [0] * (enumerable.LENGTH - len(s)) for s in every])
+        logits = lm(input_ids=rows).logits[:, -enumerable.LENGTH - 1 : -1]
+        return (torch.log_softmax(logits, -1).gather(-1, rows[:, -enumerable.LENGTH :, None]).squeeze(-1) * mask).sum(1)
+
+    def gradient(weights: torch.Tensor) -> torch.Tensor:
+        lm.zero_grad()
+        (weights.detach() * logprobs()).sum().neg().backward()
+        return torch.cat([p.grad.flatten() for p in lm.parameters() if p.grad is not None])
+
+    p = logprobs().exp().detach()
+    kl = torch.linspace(-0.5, 2.5, len(every))  # as if the policy had moved: some are past the bound
+    shaped = (1 - kl / kl_max).clamp(min=0) * reward * satisfied
+    expected = gradient(p * (shaped - (p * shaped).sum()))
+    torch.manual_seed(0)
+    n = 40_000
+    drawn = torch.multinomial(p, n, replacement=True)
+    one = Scores(reward[drawn][None], reward[drawn][None], satisfied[drawn][None], kl[drawn][None], torch.ones(1, n))
+    weights, _ = crpg_weights(one, kl_max, alone)
+    sampled = gradient(torch.zeros(len(every)).index_add(0, drawn, weights[0] / n))
+    cosine = torch.nn.functional.cosine_similarity(sampled, expected, dim=0)
+    assert float(cosine) > 0.99
+    assert float(sampled.norm() / expected.norm()) == pytest.approx(1.0, abs=0.1)

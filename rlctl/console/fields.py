@@ -33,6 +33,7 @@ class Field:
 FIELDS = (
     Field("objective/scores", "score", number, "score {}", 7, number),
     Field("objective/kl", "kl", number, "kl {}", 6, number),
+    Field("judges/satisfied", "satisfied", percent, "ok {}", 4, percent),
     Field("objective/entropy", "entropy", number, "ent {}", 5, partial(number, digits=3)),
     Field("responses/length", "length", number, "len {}", 4, partial(number, digits=3)),
     Field("responses/truncated", "truncated", percent, "cut {}", 4, percent),
