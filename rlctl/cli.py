@@ -193,7 +193,7 @@ def _sweep_table(outcomes: _Outcomes) -> None:
         rows.append(
             SweepRow(
                 number=job.number if job.number is not None else 0,
-                overrides=[o.replace("\\:", ":") for o in job.overrides],
+                overrides=job.overrides,
                 status=s["status"],
                 first_score=first.get("objective/scores"),
                 last_score=last.get("objective/scores"),

@@ -397,8 +397,11 @@ def test_the_word_none_is_refused_from_the_command_line(refused):
 def test_what_is_advised_in_place_of_none_composes(config, key):
     """A key that may be empty is told to be null; one that may not is not."""
     (problem, *_) = problems(_with(key, "none"))
+    group, _, name = key.partition(".")
     if f"{key}=null" in problem:
-        config(f"{key}=null")
+        assert getattr(getattr(config(f"{key}=null"), group), name) is None
+    else:
+        assert f"write {key}=builtin for the default" in problem
 
 
 @pytest.mark.parametrize("key", ["model.path", "data.prompt_column", "reward.path"])

@@ -229,13 +229,13 @@ def test_functions_written_for_trl():
 
 
 def test_a_required_column_that_is_there():
-    _reward(lambda texts, answer: ZEROS).check_columns(["answer"])
-    _reward(lambda completions, answer, **kwargs: ZEROS).check_columns(["answer", "more"])
+    assert _reward(lambda texts, answer: ZEROS).check_columns(["answer"]) is None  # refusing is raising
+    assert _reward(lambda completions, answer, **kwargs: ZEROS).check_columns(["answer", "more"]) is None
 
 
 @pytest.mark.parametrize("function", [takes_texts, takes_anything, takes_anything_and_more, plain, annotated])
 def test_functions_that_need_no_column(function):
-    _reward(function).check_columns([])
+    assert _reward(function).check_columns([]) is None
 
 
 def needs_two(texts, solution, level):

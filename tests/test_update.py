@@ -316,8 +316,8 @@ def test_warmup_rises_to_the_peak_and_the_rest_falls_to_zero():
 
 def test_the_default_learning_rate():
     assert default_learning_rate(1_000) == 1e-3
-    assert default_learning_rate(1_000_000) == pytest.approx(5e-4)
-    assert default_learning_rate(8_000_000_000) == pytest.approx(1.25e-6)
+    assert default_learning_rate(1_000_000) == pytest.approx(3e-4)
+    assert default_learning_rate(8_000_000_000) == pytest.approx(7.5e-7)
 
 
 @pytest.mark.parametrize(("epochs", "minibatches", "samples"), [(1, 1, 1), (2, 1, 1), (1, 4, 1), (2, 2, 2)])

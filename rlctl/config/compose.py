@@ -171,6 +171,7 @@ def _job(cfg: DictConfig, recipe: Path | None) -> Job:
     run_dir = Path(hydra.runtime.output_dir).resolve()
     sweep = hydra.mode == RunMode.MULTIRUN
     overrides = [o.removeprefix("++") if explain.is_argument(o[2:].partition("=")[0]) else o for o in hydra.overrides.task]
+    overrides = [o.replace("\\:", ":") for o in overrides]  # a sweep escapes them; shown and kept as they can be typed
     if "args" in cfg.reward and "args" not in {f.name for f in fields(OPTIONS["reward"][cfg.reward.kind])}:
         why = f"reward.args: reward={cfg.reward.kind} takes no arguments; reward=fn has them, and the terms of reward=weighted"
         raise ConfigError("the config cannot be composed", why, "rlctl train --help lists every option and key")

@@ -388,7 +388,7 @@ class OptimConfig:
     """AdamW and its schedule. One update is one optimizer step."""
 
     lr: Optional[float] = bounded(None, ge=0)
-    """Peak learning rate. null: 0.5 / sqrt(number of policy parameters), at most 1e-3; printed at the start."""
+    """Peak learning rate. null: 3 / N^(2/3) for a policy of N parameters, at most 1e-3; printed at the start."""
     schedule: Schedule = Schedule.linear
     """linear and cosine reach 0 after the last planned update; constant stays."""
     warmup_updates: int = bounded(0, ge=0)
@@ -411,7 +411,7 @@ class OptimConfig:
 class RunConfig:
     """Length of the run and what is written. One step is one rollout and its updates."""
 
-    steps: int = bounded(20, ge=1)
+    steps: int = bounded(25, ge=1)
     """Steps to train."""
     save_every: Optional[int] = bounded(None, ge=1)
     """Write a checkpoint every n steps. null: only the final policy."""
