@@ -68,7 +68,7 @@ def main() -> None:
             for seed in range(a.seeds):
                 run = folder / f"{name}-{seed}"
                 command = [sys.executable, "-m", "rlctl", "train", *overrides, f"seed={seed}", f"run.steps={a.steps}"]
-                more = ["console=quiet", "run.tracker=none", f'hydra.run.dir="{run}"']
+                more = ["optim.lr=5.466e-4", "console=quiet", "run.tracker=none", f'hydra.run.dir="{run}"']
                 subprocess.run([*command, *more], cwd=folder, check=True)
                 first, last = true_reward(folder, run, a.steps)
                 sys.stdout.write(json.dumps({"side": name, "seed": seed, "first": round(first, 3), "last": round(last, 3)}) + "\n")
