@@ -191,7 +191,7 @@ class Updater:
         if self.planned != first or old is None or new.logprobs is None:
             return
         worst = float((new.logprobs.detach() - old).exp().sub(1).abs()[micro.sequences.response_mask].max())
-        if worst > 1e-3 and self.accelerator.mixed_precision == "no":
+        if worst > 1e-4 and self.accelerator.mixed_precision == "no":
             raise TrainingError(f"step {step}: a ratio is {worst:.2e} from 1 before the first update", "found by debug.checks")
 
 

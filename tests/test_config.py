@@ -741,3 +741,12 @@ def test_help_says_what_step_epoch_and_update_mean():
     lines = help_text.train().splitlines()
     for word in ("score", "step", "epoch", "update"):
         assert any(line.startswith(f"  {word} ") for line in lines)
+
+
+def test_a_recipe_key_of_an_option_that_was_replaced_names_its_owner(refused, tmp_path):
+    recipe = tmp_path / "recipe"
+    recipe.mkdir()
+    text = "defaults: [base, override reward: calibrated, _self_]\nreward: {base: fn:a.b}\n"
+    (recipe / "config.yaml").write_text(text)
+    got = refused("reward=model", recipe=recipe)
+    assert got[1] == "  why:  reward.base: the chosen options have no such key; reward=calibrated has it"

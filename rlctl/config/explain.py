@@ -136,6 +136,8 @@ def composition(error: Exception) -> str:
         cause = inner
     key = getattr(cause, "full_key", None)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
+        if key in known_keys():  # a recipe's file sets a key of the option that the command line replaced
+            return f"{key}: the chosen options have no such key" + _owners(key)
         near = nearest_key(key)
         return f"there is no key {key!r}" + (f"; did you mean {near}?" if near else "")
     lines = [line.strip() for line in str(cause).strip().splitlines()]
