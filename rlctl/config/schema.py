@@ -14,78 +14,106 @@ from rlctl.config.judges import JudgeConfig
 
 
 class Overlong(StrEnum):
+    """What happens to a prompt past the limit."""
+
     error = "error"
     drop = "drop"
     cut = "cut"
 
 
 class KLEstimator(StrEnum):
+    """Per-token estimate of the KL."""
+
     k1 = "k1"
     k3 = "k3"
 
 
 class RatioLevel(StrEnum):
+    """What one probability ratio covers."""
+
     sequence = "sequence"
     token = "token"
 
 
 class Batching(StrEnum):
+    """How new baselines are scored."""
+
     joint = "joint"
     separate = "separate"
 
 
 class Baseline(StrEnum):
+    """Where a baseline comes from."""
+
     column = "column"
     sample = "sample"
 
 
 class OnTimeout(StrEnum):
+    """What a call that takes too long leads to."""
+
     error = "error"
     score = "score"
 
 
 class CGPOOptimizer(StrEnum):
+    """The three updates of CGPO."""
+
     crpg = "crpg"
     crraft = "crraft"
     codpo = "codpo"
 
 
 class ScoreNormalization(StrEnum):
+    """How scores are scaled before an algorithm sees them."""
+
     none = "none"
     running = "running"
 
 
 class FunctionFormat(StrEnum):
+    """What a function's prompts and completions are."""
+
     auto = "auto"
     text = "text"
     messages = "messages"
 
 
 class AppendEos(StrEnum):
+    """When a finished response is closed with the reward model's end token."""
+
     auto = "auto"
     always = "always"
     never = "never"
 
 
 class ValueInit(StrEnum):
+    """What the value model starts from."""
+
     auto = "auto"
     policy = "policy"
     reward = "reward"
 
 
 class Schedule(StrEnum):
+    """How the learning rate runs over the updates."""
+
     linear = "linear"
     cosine = "cosine"
     constant = "constant"
 
 
 class ConsoleMode(StrEnum):
+    """What is shown while training."""
+
     live = "live"
     plain = "plain"
     quiet = "quiet"
 
 
 class Device(StrEnum):
+    """Where it runs."""
+
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
@@ -93,6 +121,8 @@ class Device(StrEnum):
 
 
 class MixedPrecision(StrEnum):
+    """Type of autocast in forward passes."""
+
     auto = "auto"
     no = "no"
     bf16 = "bf16"
