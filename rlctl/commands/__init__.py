@@ -1,0 +1,1 @@
+"""The commands, one module each: `run(argv, show_traceback)` returns the exit status. Only `rlctl.cli` calls them."""

@@ -1,0 +1,18 @@
+"""A command's leading argument: the recipe folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlctl.errors import ConfigError
+
+
+def take_recipe(argv: list[str]) -> tuple[Path | None, list[str]]:
+    """Take a leading recipe folder off the arguments."""
+    if not argv or argv[0].startswith(("-", "+")) or "=" in argv[0] or (argv[0].startswith("~") and argv[0][1:2] != "/"):
+        return None, argv
+    folder = Path(argv[0]).resolve()
+    if not (folder / "config.yaml").is_file():
+        why = "it has no config.yaml" if folder.is_dir() else "there is no such folder"
+        raise ConfigError(f"{argv[0]} is not a recipe folder", why, "rlctl train RECIPE_DIR [key=value ...]")
+    return folder, argv[1:]
