@@ -59,12 +59,16 @@ def score_here(config: Config, as_json: bool) -> int:
     from rlctl.score import as_json as plain
     from rlctl.score import score
 
-    report = score(config)
+    reports = score(config)
     if as_json:
-        sys.stdout.write(json.dumps(plain(report), ensure_ascii=False, default=str) + "\n")
+        data: dict[str, object] = {name: plain(r) for name, r in reports.items()}
+        sys.stdout.write(json.dumps(data.get("", data), ensure_ascii=False, default=str) + "\n")
     else:
-        print_score(report)
-    return 0 if report.learnable else 3
+        for name, one in reports.items():
+            if name:
+                sys.stdout.write(f"\ntask {name}\n")
+            print_score(one)
+    return 0 if all(r.learnable for r in reports.values()) else 3
 
 
 def report(error: RlctlError, show_traceback: bool) -> None:

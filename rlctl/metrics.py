@@ -56,6 +56,7 @@ METRICS: dict[str, str] = {
     "cgpo/zeroed_by_kl": "share of responses that are satisfied and have D >= kl_max (crpg)",
     "cgpo/baselines": "share of prompts learnt from their baseline for want of an allowed response (crraft)",
     "cgpo/skipped": "share of prompts without anything to learn from (crraft, codpo)",
+    "tasks/<name>/...": "any of these measured on one task of several; a task's figures are its own alone",
     "judges/satisfied": "share of responses that pass every judge",
     "judges/<name>/pass": "share of responses that pass this judge",
     "judges/<name>/unjudged": "share of responses that this judge could not judge; they count as not satisfied",
@@ -82,7 +83,8 @@ def check_names(metrics: dict[str, float]) -> None:
     Raises:
         KeyError: it is not in METRICS.
     """
-    if unknown := sorted(n for n in set(metrics) - set(METRICS) if not n.startswith(("reward/", "judges/"))):
+    plain = {n: n.split("/", 2)[2] if n.startswith("tasks/") else n for n in metrics}
+    if unknown := sorted(n for n, p in plain.items() if p not in METRICS and not p.startswith(("reward/", "judges/"))):
         raise KeyError(f"metrics without a formula in METRICS: {', '.join(unknown)}")
 
 

@@ -12,15 +12,18 @@ from rlctl.report import Warning
 
 PATIENCE = 3
 """Steps in a row that must look wrong before a warning."""
+RECENT = 4 * PATIENCE
+"""Steps before a value model is judged."""
 
 
 def diagnose(history: list[dict[str, float]], max_new_tokens: int) -> list[Warning]:
-    """Warnings for the newest steps of a run; `history` holds the metrics of every step so far, oldest first."""
+    """Warnings for the newest steps of a run; `history` holds the metrics of its last steps, at least RECENT of them if it has as
+    many, oldest first."""
     recent = history[-PATIENCE:]
     if len(recent) < PATIENCE:
         return []
     found = [*_responses(recent, max_new_tokens), *_kl(recent), *_updates(recent)]
-    if len(history) >= 4 * PATIENCE:  # a value model may start badly
+    if len(history) >= RECENT:  # a value model may start badly
         found += _value(recent)
     return found
 

@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ import torch
 from accelerate.utils import gather_object
 
 from rlctl import checkpoint
-from rlctl.assemble import Assembly
-from rlctl.collect import Collected
+from rlctl.assembly import Assembly
 from rlctl.metrics import MetricsFile, sample_rows, without_nan
-from rlctl.monitor import diagnose
+from rlctl.monitor import RECENT, diagnose
 from rlctl.report import Reporter, Sample, Step, Summary, Warning
+from rlctl.task import Taken, Task
 
 _PACKAGES = ("rlctl", "torch", "transformers", "accelerate", "datasets", "hydra-core", "omegaconf", "trl")
 
@@ -51,16 +51,21 @@ class Recorder:
         main: bool = self.run.accelerator.is_main_process
         return main
 
-    def step(self, step: int, metrics: dict[str, float], collected: Collected) -> None:
+    def step(self, step: int, taken: list[Taken], updated: dict[str, float]) -> None:
         """Write and show one finished step, with the responses of all processes."""
-        config = self.run.config
-        rows = gather_object(sample_rows(collected, config.algo.kl_estimator))
-        scores = [row["score"] for row in rows]
-        extremes = {"objective/scores_min": min(scores), "objective/scores_max": max(scores)}
-        metrics = {**metrics, **extremes, **self._progress(step, metrics)}
+        config, metrics, by_task = self.run.config, dict(updated), []
+        for one in taken:
+            rows = gather_object(sample_rows(one.collected, one.task.config.algo.kl_estimator))
+            by_task.append([{"task": one.task.name, **row} if one.task.name else row for row in rows])
+            scores = [row["score"] for row in rows]
+            one.metrics.update({"objective/scores_min": min(scores), "objective/scores_max": max(scores)})
+            one.metrics["progress/epoch"] = step * one.task.config.rollout.prompts_per_step / len(one.task.prompts)
+            metrics |= one.named()
+        metrics |= self._progress(step, taken)
         self.history.append(metrics)
         if not self.is_main:
             return
+        rows = [row for task in by_task for row in task]
         if step % config.run.samples_every == 0 or step in (1, config.steps):
             folder = self.run_dir / "samples"
             folder.mkdir(exist_ok=True)
@@ -68,32 +73,33 @@ class Recorder:
             (folder / f"step_{step:06d}.jsonl").write_text(text, encoding="utf-8")
         MetricsFile(self.run_dir).write(step, metrics)
         self.run.accelerator.log(metrics, step=step)
-        ranked = sorted(rows, key=lambda r: r["score"])
         if self.before is None:
-            self.probe = rows.index(ranked[len(ranked) // 2])
-            self.before = _sample(rows[self.probe])
+            ranked = sorted(by_task[0], key=lambda r: r["score"])
+            self.probe = by_task[0].index(ranked[len(ranked) // 2])
+            self.before = _sample(by_task[0][self.probe])
+        # scores of different tasks do not compare: the tasks take turns
+        ranked = sorted(by_task[step % len(by_task)], key=lambda r: r["score"])
         self.reporter.step(Step(step, config.steps, metrics, _sample(ranked[-1]), _sample(ranked[0])))
-        for warning in [*diagnose(self.history, config.rollout.max_new_tokens), *self._others()]:
+        for warning in [w for task in self.run.tasks for w in self._warnings(task)]:
             self.reporter.warn(warning)
 
-    def _others(self) -> list[Warning]:
-        collector = self.run.collector
-        return [*collector.reward.warnings(), *(w for judge in collector.judges for w in judge.warnings())]
+    def _warnings(self, task: Task) -> list[Warning]:
+        found = diagnose([_without(task.prefix, m) for m in self.history[-RECENT:]], task.config.rollout.max_new_tokens)
+        found += [*task.collector.reward.warnings(), *(w for judge in task.collector.judges for w in judge.warnings())]
+        return [replace(w, key=f"{task.name} {w.key}", what=f"task {task.name}: {w.what}") for w in found] if task.name else found
 
-    def _progress(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
-        config, seconds = self.run.config, self.run.clock.take()
-        whole = seconds["time/step"]
-        tokens = metrics["responses/length"] * config.samples_per_step
+    def _progress(self, step: int, taken: list[Taken]) -> dict[str, float]:
+        seconds = self.run.clock.take()
+        tokens = sum(one.metrics["responses/length"] * one.task.config.samples_per_step for one in taken)
         return {
             **seconds,
-            "tokens/per_second": tokens / whole,
-            "progress/samples": float(step * config.samples_per_step),
-            "progress/epoch": step * config.rollout.prompts_per_step / len(self.run.prompts),
+            "tokens/per_second": tokens / seconds["time/step"],
+            "progress/samples": float(step * self.run.config.samples_per_step),
         }
 
     def summary(self, status: str, reason: str, after: Sample | None = None) -> Summary:
         """Write summary.json and return what it holds."""
-        scores = [m["objective/scores"] for m in self.history]
+        scores = [m["objective/scores"] for m in self.history if "objective/scores" in m]  # of several tasks there is no best
         best = max(range(len(scores)), key=scores.__getitem__) if scores else None
         made = [("metrics", "metrics.jsonl"), ("samples", "samples"), ("final policy", "policy"), ("value model", "value")]
         files = [(label, str(self.run_dir / name)) for label, name in made if (self.run_dir / name).exists()]
@@ -148,6 +154,11 @@ def environment(run: Assembly) -> dict[str, Any]:
 
 def _sample(row: dict[str, Any]) -> Sample:
     return Sample(row["prompt"], row["response"], row["score"], row["truncated"], row["kl"])
+
+
+def _without(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
+    """A task's metrics under their plain names, beside those of the whole run."""
+    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix) or not name.startswith("tasks/")}
 
 
 def _quote(path: Path) -> str:

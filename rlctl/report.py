@@ -119,6 +119,8 @@ class ScoreRow:
     """None where the reward failed."""
     parts: dict[str, float | None]
     truncated: bool
+    verdicts: dict[str, bool | None] = field(default_factory=dict)
+    """Of every judge; None: it could not judge, which counts as a fail."""
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from rlctl import algos, models
-from rlctl.assemble import Base, open_base
+from rlctl.assemble import Base, Stream, open_base
 from rlctl.collect import Collector
 from rlctl.config.schema import Config
 from rlctl.data import Prompt, Prompts
 from rlctl.errors import DataError, RewardError
-from rlctl.judges.base import judge_all
+from rlctl.judges.base import Verdicts, judge_all
 from rlctl.report import Finding, ScoreReport, ScoreRow
 from rlctl.rewards.base import Reward, Scored
 from rlctl.rewards.calibrated import CalibratedReward, baseline_answer
@@ -28,26 +28,30 @@ from rlctl.sample import seed_step
 from rlctl.tensors import alone
 
 
-def score(config: Config) -> ScoreReport:
-    """Score `score.prompts` prompts and judge whether training could learn from the result.
+def score(config: Config) -> dict[str, ScoreReport]:
+    """Score `score.prompts` prompts of each task ("" where there is one) and judge whether training could learn from the result.
 
     Raises:
         RlctlError: policy, data or reward cannot be loaded.
     """
     base = open_base(config)
+    return {name: _score(stream.config, base, stream) for name, stream in base.streams.items()}
+
+
+def _score(config: Config, base: Base, stream: Stream) -> ScoreReport:
     k = 1 if config.score.column else config.score.samples_per_prompt
     wanted = replace(config, rollout=replace(config.rollout, prompts_per_step=config.score.prompts))
-    prompts = base.prompts.at(1, wanted.rollout.prompts_per_step)
+    prompts = stream.prompts.at(1, wanted.rollout.prompts_per_step)
     collector = Collector(
-        wanted, base.lm, models.Policy(base.lm), None, None, base.reward, base.source.tokenizer, base.sampler,
+        wanted, base.lm, models.Policy(base.lm), None, None, stream.reward, base.source.tokenizer, stream.sampler,
         base.accelerator.autocast, alone,
     )  # fmt: skip
     seed_step(config.seed, 1, 0)
-    if isinstance(base.reward, CalibratedReward) and base.reward.config.baseline == "sample":
+    if isinstance(stream.reward, CalibratedReward) and stream.reward.config.baseline == "sample":
         _, cut, drawn = collector.sample(prompts, 1)
-        base.reward.set_baselines(prompts, zip(drawn.responses, cut.tolist(), strict=True))
-    samples = answers(prompts, config.score.column, base.prompts) if config.score.column else collector.sample(prompts, k)[2]
-    return _report(config, base, samples, k)
+        stream.reward.set_baselines(prompts, zip(drawn.responses, cut.tolist(), strict=True))
+    samples = answers(prompts, config.score.column, stream.prompts) if config.score.column else collector.sample(prompts, k)[2]
+    return _report(config, stream, samples, k)
 
 
 def answers(prompts: list[Prompt], column: str, data: Prompts) -> Samples:
@@ -71,8 +75,8 @@ def answers(prompts: list[Prompt], column: str, data: Prompts) -> Samples:
     )
 
 
-def _report(config: Config, base: Base, samples: Samples, k: int) -> ScoreReport:
-    reward, start = base.reward, time.perf_counter()
+def _report(config: Config, stream: Stream, samples: Samples, k: int) -> ScoreReport:
+    reward, start = stream.reward, time.perf_counter()
     try:
         scored = reward.scored(samples)
     except RewardError as error:
@@ -80,15 +84,16 @@ def _report(config: Config, base: Base, samples: Samples, k: int) -> ScoreReport
         rows = [ScoreRow(p, r, None, {}, t) for p, r, t in zip(samples.prompts, samples.responses, samples.truncated, strict=True)]
         return ScoreReport(reward.name, rows, k, None, samples.texts[0], passed(reward, samples), (failed,))
     milliseconds = (time.perf_counter() - start) * 1000 / len(samples)
-    parts = dict(scored.parts)
-    for name, verdicts in judge_all(base.judges, samples).by_name.items():
-        parts[name] = [None if v is None else float(v) for v in verdicts]
+    verdicts = judge_all(stream.judges, samples)
     rows = [
-        ScoreRow(samples.prompts[i], samples.responses[i], s, {n: v[i] for n, v in parts.items()}, samples.truncated[i])
+        ScoreRow(
+            samples.prompts[i], samples.responses[i], s, {n: v[i] for n, v in scored.parts.items()}, samples.truncated[i],
+            {n: v[i] for n, v in verdicts.by_name.items()},
+        )
         for i, s in enumerate(scored.scores)
-    ]
+    ]  # fmt: skip
     compares = not algos.build(config.algo).needs_value
-    found = [*findings(samples, scored, k, compares), *_elsewhere(reward, samples, scored)]
+    found = [*findings(samples, scored, k, compares), *_elsewhere(reward, samples, scored), *_unsatisfied(verdicts)]
     return ScoreReport(reward.name, rows, k, milliseconds, samples.texts[0], passed(reward, samples), tuple(found))
 
 
@@ -157,6 +162,17 @@ def _elsewhere(reward: Reward, samples: Samples, scored: Scored) -> Iterator[Fin
             "look", "blind", "the scores stay the same when the responses are given to other prompts",
             "the function does not look at the prompt or at the columns of its row",
             "right for a reward of style; a reward that checks answers should use prompts or a column",
+        )  # fmt: skip
+
+
+def _unsatisfied(verdicts: Verdicts) -> Iterator[Finding]:
+    """Whether anything passes every judge: what violates teaches only what to leave."""
+    if verdicts.by_name and not any(verdicts.satisfied):
+        never = [name for name, given in verdicts.by_name.items() if not any(given)]
+        yield Finding(
+            "stop", "unsatisfied", "no response passes every judge",
+            f"none passes {', '.join(never)}" if never else "each passes some, none passes all",
+            "easier judges or prompts, more samples a prompt, or a policy that can do it now and then",
         )  # fmt: skip
 
 

@@ -8,14 +8,16 @@ import shutil
 from pathlib import Path
 
 from rlctl import checkpoint
-from rlctl.assemble import Assembly, assemble
+from rlctl.assemble import assemble
+from rlctl.assembly import Assembly
 from rlctl.config.schema import Config
 from rlctl.errors import RlctlError, TrainingError
-from rlctl.metrics import part_metrics, rollout_metrics, verdict_metrics
 from rlctl.record import Recorder, write_summary
 from rlctl.report import Reporter, Sample, Summary
 from rlctl.rewards.calibrated import CalibratedReward
+from rlctl.rollout import Batch
 from rlctl.sample import seed_step
+from rlctl.task import Taken, Task, measure
 
 logger = logging.getLogger("rlctl")
 
@@ -56,21 +58,17 @@ def train(config: Config, reporter: Reporter) -> Summary:
 
 def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, str] | None:
     """Every step; returns (status, reason) if a limit of the user's ended it early."""
-    config, total = run.config, run.collector.total
+    config = run.config
     for step in range(1, config.steps + 1):
         seed_step(config.seed, step, run.accelerator.process_index)
-        prompts = run.prompts.at(step, config.rollout.prompts_per_step)
-        collected = run.collector(run.share(prompts), run.clock)
-        rollout = collected.rollout
-        metrics = rollout_metrics(rollout, run.kl.coef, config.algo.kl_estimator, total)
-        metrics |= part_metrics(collected.parts, total) | verdict_metrics(collected.verdicts, total)
-        check_start(config, step, metrics)
-        if config.algo.max_kl is not None and metrics["objective/kl"] > config.algo.max_kl:
-            return "stopped", back_to_good(run, recorder, step, metrics["objective/kl"])
+        taken = [take(run, task, step) for task in run.tasks]
+        check_start(config, step, taken)
+        if (kl := past_limit(config, taken)) is not None:
+            return "stopped", back_to_good(run, recorder, step, kl)
         with run.clock("update"):
-            batch, targets = run.algorithm.prepare(rollout, run.kl.coef, total)
-            metrics |= targets | run.updater(batch, step)
-        run.kl.update(metrics.get("objective/kl", 0.0), config.samples_per_step)
+            batch = prepare(run, taken)
+            updated = run.updater(batch, step)
+        run.kl.update(taken[0].metrics.get("objective/kl", 0.0), config.samples_per_step)
         if config.run.save_every is not None and step % config.run.save_every == 0:
             with run.clock("save"):
                 if recorder.is_main:
@@ -78,30 +76,53 @@ def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, st
                     logger.info("checkpoint %s", path)
                     reporter.note(f"checkpoint {path}")
                 run.accelerator.wait_for_everyone()
-        recorder.step(step, metrics, collected)
+        recorder.step(step, taken, updated)
     return None
+
+
+def take(run: Assembly, task: Task, step: int) -> Taken:
+    """A task's rollout of a step, and what it shows."""
+    prompts = task.prompts.at(step, task.config.rollout.prompts_per_step)
+    return measure(task, task.collector(run.share(prompts), run.clock), run.kl.coef)
+
+
+def prepare(run: Assembly, taken: list[Taken]) -> Batch:
+    """What the step's update learns from; of several tasks one batch, each with its weight."""
+    batches = []
+    for one in taken:
+        batch, targets = one.task.algorithm.prepare(one.collected.rollout, run.kl.coef, one.task.collector.total)
+        one.metrics.update(targets)
+        batches.append(batch)
+    return batches[0] if len(batches) == 1 else run.algorithm.combine(batches, [one.task.weight for one in taken])
+
+
+def past_limit(config: Config, taken: list[Taken]) -> float | None:
+    """The largest KL per response of a task, if it is past algo.max_kl."""
+    worst = max((one.metrics.get("objective/kl", 0.0) for one in taken), default=0.0)
+    return worst if config.algo.max_kl is not None and worst > config.algo.max_kl else None
 
 
 def sample_baselines(run: Assembly, reporter: Reporter) -> None:
     """reward.baseline=sample: before training, one response of the starting policy to every prompt the run will use."""
-    config, reward = run.config, run.collector.reward
-    if not isinstance(reward, CalibratedReward) or reward.config.baseline != "sample":
-        return
-    per_step = config.rollout.prompts_per_step
-    used = {p.row: p for step in range(1, config.steps + 1) for p in run.prompts.at(step, per_step)}
-    prompts = list(used.values())
-    seed_step(config.seed, 0, 0)
-    for start in range(0, len(prompts), config.samples_per_step):
-        reporter.phase("generate", start, len(prompts))
-        chunk = prompts[start : start + config.samples_per_step]
-        _, truncated, samples = run.collector.sample(chunk, 1)
-        reward.set_baselines(chunk, zip(samples.responses, truncated.tolist(), strict=True))
-    reporter.note(f"drew {len(prompts)} baselines from the starting policy")
+    for task in run.tasks:
+        config, reward = task.config, task.collector.reward
+        if not isinstance(reward, CalibratedReward) or reward.config.baseline != "sample":
+            continue
+        per_step = config.rollout.prompts_per_step
+        used = {p.row: p for step in range(1, config.steps + 1) for p in task.prompts.at(step, per_step)}
+        prompts = list(used.values())
+        seed_step(config.seed, 0, 0)
+        for start in range(0, len(prompts), config.samples_per_step):
+            reporter.phase("generate", start, len(prompts))
+            chunk = prompts[start : start + config.samples_per_step]
+            _, truncated, samples = task.collector.sample(chunk, 1)
+            reward.set_baselines(chunk, zip(samples.responses, truncated.tolist(), strict=True))
+        reporter.note(f"drew {len(prompts)} baselines from the starting policy")
 
 
-def check_start(config: Config, step: int, metrics: dict[str, float]) -> None:
+def check_start(config: Config, step: int, taken: list[Taken]) -> None:
     """debug.checks: before any update the policy is its own reference."""
-    kl = metrics.get("objective/kl_k3", 0.0)
+    kl = max(one.metrics.get("objective/kl_k3", 0.0) for one in taken)
     if config.debug.checks and step == 1 and kl > 1e-4:
         raise TrainingError(f"the KL is {kl:.2e} nats before the first update", "debug.checks=true asks for this check")
 
@@ -156,7 +177,7 @@ def finish(run: Assembly, recorder: Recorder, status: str, reason: str) -> Summa
 
 def answer_again(run: Assembly, recorder: Recorder) -> Sample:
     """A response of the trained policy to the prompt that was answered in the first step."""
-    config = run.config
+    config = run.tasks[0].config
     prompts = run.prompts.at(1, config.rollout.prompts_per_step)
     prompt = prompts[recorder.probe // config.algo.samples_per_prompt]
     seed_step(config.seed, 0, run.accelerator.process_index)

@@ -99,7 +99,7 @@ def test_the_config_knows_only_itself_and_the_errors(name):
 
 @pytest.mark.parametrize("name", ["rlctl.rollout", "rlctl.tensors", "rlctl.report", "rlctl.errors", "rlctl.config.schema"])
 def test_the_lowest_layer_knows_nothing_above_it(name):
-    assert _ours(name) <= {"rlctl.tensors", "rlctl.config", "rlctl.config.fields", "rlctl.config.judges"}
+    assert _ours(name) <= {"rlctl.tensors", "rlctl.config", "rlctl.config.fields", "rlctl.config.judges", "rlctl.config.tasks"}
 
 
 def test_rewards_see_text_and_never_the_loop():

@@ -64,14 +64,15 @@ BARS = {"crpg": (0.99, 2.0), "crraft": (0.97, 2.0), "codpo": (0.99, math.inf)}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("optimizer", BARS)
-def test_cgpo_learns_to_satisfy_a_judge_within_its_kl(tmp_path: Path, optimizer: str) -> None:
+def test_cgpo_learns_to_satisfy_a_judge_within_its_kl(tmp_path: Path, optimizer: str, seed: int) -> None:
     """A judge fails a random third of all responses; the untrained policy satisfies it with about 0.7 of its mass."""
-    enumerable.make(tmp_path, 0)
-    start = enumerable.constrained(tmp_path, tmp_path / "policy", 0)
+    enumerable.make(tmp_path, seed)
+    start = enumerable.constrained(tmp_path, tmp_path / "policy", seed)
     (tmp_path / "config.yaml").write_text(CGPO)
-    run(tmp_path, f"algo.optimizer={optimizer}", recipe=True)
-    end, (satisfied, kl) = enumerable.constrained(tmp_path, tmp_path / "out" / "policy", 0), BARS[optimizer]
+    run(tmp_path, f"algo.optimizer={optimizer}", f"seed={seed}", recipe=True)
+    end, (satisfied, kl) = enumerable.constrained(tmp_path, tmp_path / "out" / "policy", seed), BARS[optimizer]
     assert start.satisfied < 0.85 and start.kl == pytest.approx(0.0, abs=1e-9)
     assert end.satisfied >= satisfied, end
     assert end.kl <= kl, end

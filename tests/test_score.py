@@ -138,7 +138,7 @@ def test_json_holds_what_was_seen_and_given(score):
         "reward", "learnable", "scores", "milliseconds_per_response", "first_text", "passed", "findings", "rows",
     }  # fmt: skip
     rows = found["rows"]
-    assert len(rows) == 32 and all(set(row) == {"prompt", "response", "score", "parts", "truncated"} for row in rows)
+    assert len(rows) == 32 and all(set(row) == {"prompt", "response", "score", "parts", "truncated", "verdicts"} for row in rows)
     assert found["first_text"] == rows[0]["prompt"] + rows[0]["response"]
     passed = dict(line.split(": ", 1) for line in found["passed"])
     assert set(passed) == {"prompts", "completions", "answer", "kind"}  # what it takes, columns too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +36,12 @@ class Algorithm(Protocol):
         """Rollout -> what the loss needs, and metrics that are the same on every device.
 
         total: sums a tensor over all devices.
+        """
+
+    def combine(self, batches: Sequence[Batch], weights: Sequence[float]) -> Batch:
+        """The batches of several tasks as one, whose gradient is sum_l weights_l * gradient_l.
+
+        Only asked of an algorithm that the config lets have tasks.
         """
 
     def loss(self, batch: Batch, new: Forward, counts: Counts) -> tuple[Tensor, dict[str, Tensor]]:

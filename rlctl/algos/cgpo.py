@@ -12,7 +12,9 @@ response is satisfied if *all* judges pass (Algorithm 1 prints an "or"), and eq.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,6 +126,14 @@ class CGPO:
             mask, flat = sequences.response_mask, torch.cat([flat, extra])
         batch = CGPOBatch(sequences, mask & (flat != 0).unsqueeze(-1), flat)
         return batch, {name: float(total(x.float()) / prompts) for name, x in counts.items()}
+
+    def combine(self, batches: Sequence[Batch], weights: Sequence[float]) -> CGPOBatch:
+        """Section 4.2 and Algorithm 2: g = sum_l rho_l g_l. Every task's mean is its own already, in its weights."""
+        sequences = functools.reduce(joined, (b.sequences for b in batches))
+        width = sequences.response_ids.shape[1]
+        masks = [torch.nn.functional.pad(b.loss_mask, (0, width - b.loss_mask.shape[1])) for b in batches]
+        own = [rho * b.weights for b, rho in zip(batches, weights, strict=True) if isinstance(b, CGPOBatch)]
+        return CGPOBatch(sequences, torch.cat(masks), torch.cat(own))
 
     def loss(self, batch: Batch, new: Forward, counts: Counts) -> tuple[Tensor, dict[str, Tensor]]:
         """-sum_i w_i log pi(a_i): the weights carry what they are divided by."""

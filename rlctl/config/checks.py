@@ -31,7 +31,19 @@ _BOUNDS = {
 
 def problems(config: Config) -> list[str]:
     """Everything wrong with a config that can be seen without loading anything, one line each; empty if sound."""
-    return [*_bounds(config, ""), *_null_words(config, ""), *_together(config)]
+    found = [*_bounds(config, ""), *_null_words(config, ""), *_tasks(config)]
+    for name, one in config.by_task.items():
+        found += [f"tasks.{name}: {line}" if name else line for line in _together(one)]
+    return list(dict.fromkeys(found))
+
+
+def _tasks(config: Config) -> Iterator[str]:
+    if config.tasks and not isinstance(config.algo, CGPOConfig):
+        yield f"tasks are for algo=cgpo; algo={config.algo.name} trains on one reward"
+    for name, task in config.tasks.items():
+        if not re.fullmatch(r"[\w.-]+", name):
+            yield f"tasks.{name}: only letters, digits and . _ - may be in a task's name"
+        yield from _bounds(task, f"tasks.{name}.")
 
 
 def _bounds(node: Any, prefix: str) -> Iterator[str]:

@@ -25,12 +25,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlctl.config import explain, shorthand
 from rlctl.config.checks import problems
+from rlctl.config.local import resolve_paths
 from rlctl.config.paths import conf_dir
 from rlctl.config.schema import OPTIONS, AlgoConfig, Config, RewardConfig
+from rlctl.config.typed import open_schema, typed_tasks
 from rlctl.errors import ConfigError
-
-# keys that hold a local path or an id: a relative path is looked up in the recipe, or the working folder
-_PATH_KEYS = (("model", "path"), ("data", "path"), ("data", "chat_template"), ("reward", "path"))
 
 
 @dataclass(frozen=True)
@@ -46,24 +45,9 @@ class Job:
     """Hydra's own record of the job, for .hydra/: file name -> YAML. Hydra would write it over an older run's."""
 
 
-def _open(schema: Any) -> DictConfig:
-    """The schema of a frozen dataclass that can still be overridden: OmegaConf makes frozen classes read-only."""
-    node = OmegaConf.structured(schema)
-
-    def thaw(n: DictConfig) -> None:
-        OmegaConf.set_readonly(n, None)
-        for key in n:
-            child = n._get_node(key)
-            if isinstance(child, DictConfig) and not child._is_none():
-                thaw(child)
-
-    thaw(node)
-    return node
-
-
 def _root_schema() -> DictConfig:
     # the groups with typed options start from what the options share, so that any of them can be merged in
-    return _open(Config(algo=AlgoConfig(), reward=RewardConfig()))
+    return open_schema(Config(algo=AlgoConfig(), reward=RewardConfig()))
 
 
 @functools.cache
@@ -87,7 +71,7 @@ def _register(recipe: Path | None) -> None:
     store.store(group="schema", name="config", node=_root_schema())
     for group, options in OPTIONS.items():
         for name, cls in options.items():
-            store.store(group=f"schema/{group}", name=name, node=_open(cls))
+            store.store(group=f"schema/{group}", name=name, node=open_schema(cls))
     shorthand.register(str(recipe) if recipe else None)
     OmegaConf.register_new_resolver("rlctl_fresh_dir", _fresh_dir, replace=True)
 
@@ -178,33 +162,11 @@ def _job(cfg: DictConfig, recipe: Path | None) -> Job:
     paths = [str(p) for p in ([recipe] if recipe else [])] + [os.getcwd()]
     typed = OmegaConf.to_object(cfg)
     assert isinstance(typed, Config)
-    typed = replace(typed, run=replace(typed.run, dir=str(run_dir), import_paths=paths))
-    typed = _resolve_paths(typed, overrides, recipe)
+    typed = typed_tasks(replace(typed, run=replace(typed.run, dir=str(run_dir), import_paths=paths)))
+    typed = resolve_paths(typed, overrides, recipe)
     record = {"config.yaml": cfg, "overrides.yaml": OmegaConf.create(overrides), "hydra.yaml": OmegaConf.create({"hydra": hydra})}
     files = {name: OmegaConf.to_yaml(node) for name, node in record.items()}
     return Job(typed, run_dir, overrides, int(hydra.job.num) if sweep else None, files)
-
-
-def _resolve_paths(config: Config, overrides: list[str], recipe: Path | None) -> Config:
-    """Make existing relative paths absolute: those a recipe's files hold against the recipe, typed ones against here."""
-    typed = {part for text in overrides for part in [text.lstrip("+").partition("=")[0]]}
-    for group, key in _PATH_KEYS:
-        node = getattr(config, group)
-        value = getattr(node, key)
-        if value in (None, "", "builtin", "?") or (group == "reward" and node.kind == "fn"):
-            continue
-        from_recipe = recipe is not None and not {group, f"{group}.{key}"} & typed
-        base = recipe if from_recipe and recipe is not None else Path.cwd()
-        path = Path(value).expanduser()
-        full = path if path.is_absolute() else base / path
-        if full.exists() or _looks_local(value):
-            config = replace(config, **{group: replace(node, **{key: str(full)})})
-    return config
-
-
-def _looks_local(value: str) -> bool:
-    """A path by its form, so that a missing file is never taken for the name of something on a hub."""
-    return value.startswith((".", "/", "~")) or value.endswith((".jsonl", ".json", ".csv", ".parquet", ".jinja"))
 
 
 def check(config: Config) -> None:
@@ -223,6 +185,8 @@ def save(config: Config, path: Path) -> None:
 def _plain(node: Any) -> Any:
     if is_dataclass(node):
         return {f.name: _plain(getattr(node, f.name)) for f in fields(node)}
+    if isinstance(node, dict):
+        return {key: _plain(value) for key, value in node.items()}
     if isinstance(node, list):
         return [_plain(v) for v in node]
     return str(node) if isinstance(node, str) else node
@@ -240,12 +204,12 @@ def load(path: Path) -> Config:
     schema = _root_schema()
     try:
         for group, field in (("algo", "name"), ("reward", "kind")):
-            schema = OmegaConf.merge(schema, {group: _open(OPTIONS[group][raw[group][field]])})
+            schema = OmegaConf.merge(schema, {group: open_schema(OPTIONS[group][raw[group][field]])})
         config = OmegaConf.to_object(OmegaConf.merge(schema, raw))
     except (OmegaConfBaseException, KeyError) as error:
         raise ConfigError(f"{path} cannot be read", explain.composition(error)) from error
     assert isinstance(config, Config)
-    return config
+    return typed_tasks(config)
 
 
 def use_import_paths(config: Config) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rlctl.config import judges, schema
+from rlctl.config import judges, schema, tasks
 from rlctl.config.judges import JudgeConfig
+from rlctl.config.tasks import TaskConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Key:
 def _field_docs() -> dict[str, dict[str, str]]:
     """Class name -> field name -> the string literal beneath the field in schema.py."""
     docs: dict[str, dict[str, str]] = {}
-    for node in [n for module in (schema, judges) for n in ast.parse(inspect.getsource(module)).body]:
+    for node in [n for module in (schema, judges, tasks) for n in ast.parse(inspect.getsource(module)).body]:
         if isinstance(node, ast.ClassDef):
             fields = docs.setdefault(node.name, {})
             for before, after in zip(node.body, node.body[1:], strict=False):
@@ -66,6 +67,9 @@ def groups() -> list[tuple[str, str, list[Key]]]:
         elif f.name == "judges":
             listed = [Key("judges", "[]", _doc(schema.Config, "judges")), *keys(JudgeConfig, "judges[].")]
             out.append(("judges[]", "One judge: a list of them stands in `judges`.", listed))
+        elif f.name == "tasks":
+            listed = [Key("tasks", "{}", _doc(schema.Config, "tasks")), *keys(TaskConfig, "tasks.NAME.")]
+            out.append(("tasks[]", _title(TaskConfig), listed))
         elif f.default_factory is not dataclasses.MISSING:
             cls = f.default_factory
             out.append((f.name, _title(cls), keys(cls, f"{f.name}.")))  # type: ignore[arg-type]
@@ -84,7 +88,7 @@ def known_keys() -> tuple[str, ...]:
         if f.default_factory is dataclasses.MISSING:
             continue
         names.add(f.name)
-        if f.name == "judges":
+        if f.name in ("judges", "tasks"):
             continue
         for cls in schema.OPTIONS.get(f.name, {"": f.default_factory}).values():
             names |= {k.name for k in keys(cls, f"{f.name}.")}  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from rlctl.config.describe import known_keys
 from rlctl.config.paths import KINDS
 from rlctl.config.schema import OPTIONS
+from rlctl.config.tasks import task_keys
 from rlctl.errors import ConfigError, nearest
 
 # what the same thing is called elsewhere
@@ -109,7 +110,9 @@ def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
             continue
         if is_argument(key):
             continue
-        if key not in known_keys():
+        if key.startswith("tasks."):
+            lines += _unknown_task_key(o.input_line, key)
+        elif key not in known_keys():
             near = nearest_key(key)
             lines.append(f"{o.input_line}: there is no key {key!r}" + (f"; did you mean {near}?" if near else ""))
         elif o.is_add() or o.is_force_add():
@@ -117,6 +120,15 @@ def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
         elif o.is_delete():
             lines.append(f"{o.input_line}: {key} cannot be removed; write {key}=null for no value")
     return lines
+
+
+def _unknown_task_key(text: str, key: str) -> list[str]:
+    """Whether tasks.NAME.KEY is one a task has; a task's name, and what is in its data and reward, shows when composing."""
+    own = key.split(".")[2:3]
+    if not own or own[0] in task_keys():
+        return []
+    near = nearest(own[0], task_keys())
+    return [f"{text}: a task has no key {own[0]!r}" + (f"; did you mean {near}?" if near else "")]
 
 
 def composition(error: Exception) -> str:

@@ -19,3 +19,11 @@ class Dtype(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+
+
+class CGPOOptimizer(StrEnum):
+    """The three updates of CGPO."""
+
+    crpg = "crpg"
+    crraft = "crraft"
+    codpo = "codpo"

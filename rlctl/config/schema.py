@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Dict, List, Optional
 
-from rlctl.config.fields import Dtype, bounded
+from rlctl.config.fields import CGPOOptimizer, Dtype, bounded
 from rlctl.config.judges import JudgeConfig
+from rlctl.config.tasks import TaskConfig, with_own
 
 
 class Overlong(StrEnum):
@@ -54,14 +55,6 @@ class OnTimeout(StrEnum):
 
     error = "error"
     score = "score"
-
-
-class CGPOOptimizer(StrEnum):
-    """The three updates of CGPO."""
-
-    crpg = "crpg"
-    crraft = "crraft"
-    codpo = "codpo"
 
 
 class ScoreNormalization(StrEnum):
@@ -516,6 +509,8 @@ class Config:
     reward: RewardConfig = field(default_factory=FunctionRewardConfig)
     judges: List[JudgeConfig] = field(default_factory=list)
     """Judges that a response must all pass: they gate cgpo, and ppo or rloo through algo.violation_score."""
+    tasks: Dict[str, TaskConfig] = field(default_factory=dict)
+    """Several tasks in one run of cgpo: name -> what differs in it."""
     value: ValueConfig = field(default_factory=ValueConfig)
     algo: AlgoConfig = field(default_factory=PPOConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -526,9 +521,14 @@ class Config:
     score: ScoreConfig = field(default_factory=ScoreConfig)
 
     @property
+    def by_task(self) -> dict[str, Config]:
+        """Each task as a run of its own, by name; a run without tasks is its own only one, called ""."""
+        return {name: with_own(self, task) for name, task in self.tasks.items()} or {"": self}
+
+    @property
     def samples_per_step(self) -> int:
-        """B: responses in one step, over all devices."""
-        return self.rollout.prompts_per_step * self.algo.samples_per_prompt
+        """B: responses in one step, over all devices and tasks."""
+        return sum(c.rollout.prompts_per_step * c.algo.samples_per_prompt for c in self.by_task.values())
 
     @property
     def minibatch_size(self) -> int:

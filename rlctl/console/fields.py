@@ -1,12 +1,14 @@
 """Which metrics are shown, in which order and how: the one list behind the live table and the plain line.
 
+Judges and tasks have names of a run's own, so the list is made from what was measured.
+
 The order is the order of importance: a low terminal drops from the end. What a metric means is in `rlctl.metrics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rlctl.console.numbers import number, percent
@@ -30,7 +32,7 @@ class Field:
     plain_show: Format = number
 
 
-FIELDS = (
+FIXED = (
     Field("objective/scores", "score", number, "score {}", 7, number),
     Field("objective/kl", "kl", number, "kl {}", 6, number),
     Field("judges/satisfied", "satisfied", percent, "ok {}", 4, percent),
@@ -42,3 +44,32 @@ FIELDS = (
     Field("tokens/per_second", "tokens/s", number, "{} tok/s", 5, partial(number, digits=3)),
     Field("policy/lr", "learning rate", number),
 )
+
+OF_A_TASK = ("objective/scores", "objective/kl", "judges/satisfied", "responses/truncated")
+"""Shown of each task, where there are several."""
+
+
+def fields_of(names: Iterable[str]) -> tuple[Field, ...]:
+    """The fields for metrics of these names; for none, what every run may have."""
+    names = list(names)
+    tasks = list(dict.fromkeys(n.split("/", 2)[1] for n in names if n.startswith("tasks/")))
+    own = [f for task in tasks for f in FIXED if f.metric in OF_A_TASK for f in [_of_task(f, task)]]
+    shared: list[Field] = []
+    for field in FIXED:
+        if not (tasks and field.metric in OF_A_TASK):
+            shared.append(field)
+        if field.metric == "judges/satisfied":
+            shared += _judges(names)
+    return (*own, *shared)
+
+
+def _of_task(field: Field, task: str) -> Field:
+    # in a plain line the score opens a task's figures, with its name
+    plain = field.plain.replace("score", task) if field.plain and field.metric == "objective/scores" else field.plain
+    return replace(field, metric=f"tasks/{task}/{field.metric}", label=f"{task} {field.label}", plain=plain)
+
+
+def _judges(names: list[str]) -> list[Field]:
+    """The share that each judge passes; a single one is what all of them pass."""
+    found = [n for n in names if n.startswith("judges/") and n.endswith("/pass")]
+    return [Field(n, n.removeprefix("judges/").removesuffix("/pass"), percent) for n in found] if len(found) > 1 else []

@@ -7,34 +7,36 @@ import math
 from rich.text import Text
 
 from rlctl.console.blocks import bar, progress, sparkline
-from rlctl.console.fields import FIELDS, Field
+from rlctl.console.fields import Field, fields_of
 from rlctl.console.numbers import percent, short_duration
-from rlctl.console.text import shorten
+from rlctl.console.text import clean, shorten
 from rlctl.console.view import View
 
-LABEL, VALUE = 14, 10
+LABEL, WIDEST, VALUE = 14, 24, 10
+"""Columns of a label (more where a judge's or a task's name needs it) and of a value."""
 WITH_FIRST = 64
 """From this width on the first step's value is shown too."""
 
 
 def metric_lines(view: View, width: int) -> list[Text]:
     """A heading and a line a metric. Before the first step all of them, then those that were measured."""
-    shown = [f for f in FIELDS if not view.trends or any(x is not None for x in view.trends[f.metric])]
+    shown = [f for f in fields_of(view.trends) if not view.trends or any(x is not None for x in view.trends.get(f.metric, ()))]
     first = width >= WITH_FIRST
-    trend_width = width - LABEL - (2 * VALUE if first else VALUE) - 2
+    label = min(WIDEST, max([LABEL, *(len(f.label) + 1 for f in shown)]))
+    trend_width = width - label - (2 * VALUE if first else VALUE) - 2
     steps = max((len(values) for values in view.trends.values()), default=0)
-    heading = f"{'':<{LABEL}}{'now':>{VALUE}}" + (f"{'first':>{VALUE}}" if first else "")
+    heading = f"{'':<{label}}{'now':>{VALUE}}" + (f"{'first':>{VALUE}}" if first else "")
     looks_back = f"last {steps} steps" if steps > 1 else "trend"
     return [
         Text(f"{heading}  {looks_back}", "dim"),
-        *(_metric_line(view, f, first, trend_width) for f in shown),
+        *(_metric_line(view, f, first, label, trend_width) for f in shown),
     ]
 
 
-def _metric_line(view: View, field: Field, first: bool, trend_width: int) -> Text:
+def _metric_line(view: View, field: Field, first: bool, label: int, trend_width: int) -> Text:
     value = view.metrics.get(field.metric)
     broken = value is not None and not math.isfinite(value)
-    line = Text(f"{field.label:<{LABEL}}")
+    line = Text(f"{shorten(clean(field.label), label - 1):<{label}}")
     line.append(f"{field.show(value):>{VALUE}}", "bold red" if broken else "bold")
     if first:
         line.append(f"{field.show(view.first.get(field.metric)):>{VALUE}}", "dim")
@@ -51,9 +53,7 @@ def phase_lines(view: View, width: int, now: float) -> list[Text]:
     lines = [Text(f"  {heading}", "dim")]
     for name in view.phases:
         current = view.phase is not None and view.phase.name == name
-        line = Text.assemble(
-            ("▸ " if current else "  ", "bold green"), (f"{name:<{names}} ", "bold" if current else "")
-        )
+        line = Text.assemble(("▸ " if current else "  ", "bold green"), (f"{name:<{names}} ", "bold" if current else ""))
         lines.append(_phase_line(line, seconds[name], whole, width))
     if view.phase is not None:
         lines += [Text(), *_current(view, width, now)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from rich.console import Console
 
-from rlctl.console.fields import FIELDS
+from rlctl.console.fields import fields_of
 from rlctl.console.numbers import duration, time_left
 from rlctl.console.stream import say, say_labelled
 from rlctl.console.summary import print_summary
@@ -41,7 +41,7 @@ def step_line(step: Step, known: Iterable[str], left: float | None) -> str:
     """One step in one line. A metric of `known` that this step lacks is a dash; others that it lacks are left out."""
     width = len(str(step.steps))
     parts = [f"step {step.step:>{width}}/{step.steps}"]
-    for field in FIELDS:
+    for field in fields_of(known):
         if field.plain and field.metric in known:
             value = field.plain_show(step.metrics.get(field.metric))
             parts.append(field.plain.format(f"{value:>{field.plain_width}}"))
@@ -55,7 +55,7 @@ class PlainConsole:
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic):
         self._console, self._clock = console, clock
         self._marks: list[float] = []
-        self._known: set[str] = set()
+        self._known: dict[str, None] = {}
         self._warned: set[str] = set()
 
     def start(self, plan: Plan) -> None:
@@ -68,7 +68,7 @@ class PlainConsole:
     def step(self, step: Step) -> None:
         now = self._clock()
         self._marks = [*self._marks, now][-MARKS_KEPT:]
-        self._known |= step.metrics.keys()
+        self._known |= dict.fromkeys(step.metrics)
         say(self._console, step_line(step, self._known, time_left(self._marks, step.steps - step.step, now)))
 
     def warn(self, warning: Warning) -> None:

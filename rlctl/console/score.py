@@ -16,6 +16,7 @@ from rlctl.report import ScoreReport, ScoreRow
 
 BARS = 10
 ROWS = 24
+_VERDICTS = {True: "pass", False: "fail", None: "?"}
 
 
 def print_score(report: ScoreReport, stream: TextIO | None = None) -> None:
@@ -34,6 +35,7 @@ def print_score(report: ScoreReport, stream: TextIO | None = None) -> None:
     scores = [r.score for r in report.rows if r.score is not None]
     if scores:
         _histogram(console, scores)
+    _passed(console, report.rows)
     if report.milliseconds is not None:
         say(console, (f"{number(report.milliseconds)} ms a response", "dim"))
     say(console)
@@ -56,6 +58,7 @@ def _table(report: ScoreReport, width: int) -> tuple[Table, list[str]]:
     rows = _chosen(report.rows)
     columns = [("score", [number(r.score) for r in rows])]
     columns += [(shorten(clean(p), 32), [number(r.parts[p]) for r in rows]) for p in (rows[0].parts if rows else ())]
+    columns += [(shorten(clean(j), 32), [_VERDICTS[r.verdicts[j]] for r in rows]) for j in (rows[0].verdicts if rows else ())]
     widths = [max(map(cell_len, (heading, *cells))) for heading, cells in columns]
     hidden: list[str] = []
     while len(columns) > 1 and width - sum(w + 2 for w in widths) < 40:
@@ -95,6 +98,19 @@ def _histogram(console: Console, scores: list[float]) -> None:
         left, right = low + (high - low) * i / BARS, low + (high - low) * (i + 1) / BARS
         bar = "█" * round(count / max(counts) * room) or ("▏" if count else "")
         say(console, f"{number(left):>10} to {number(right):>10}  ", (bar, "cyan"), f" {count}" if count else "")
+
+
+def _passed(console: Console, rows: list[ScoreRow]) -> None:
+    """Share of responses that each judge passes, and all of them."""
+    names = list(rows[0].verdicts) if rows else []
+    for name in names:
+        given = [r.verdicts[name] for r in rows]
+        unjudged = f", {given.count(None)} could not be judged" if None in given else ""
+        say(console, ("judge  ", "dim"), f"{clean(name)} passes {given.count(True)} of {len(rows)}{unjudged}")
+    if len(names) > 1:
+        say(console, ("judge  ", "dim"), f"all pass {sum(all(r.verdicts.values()) for r in rows)} of {len(rows)}")
+    if names:
+        say(console)
 
 
 def _seen(console: Console, report: ScoreReport) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from rlctl.console.fields import fields_of
 from rlctl.console.numbers import duration, number
 from rlctl.console.stream import say
 from rlctl.console.text import clean, clean_sample, fold
@@ -24,7 +25,8 @@ ENDINGS = {
 }
 """status: (wording, style, heading of the commands)."""
 
-COMPARED = (("score", "objective/scores"), ("kl", "objective/kl"))
+COMPARED = ("objective/scores", "objective/kl")
+"""First and last value of these, of every task."""
 
 
 def print_summary(console: Console, summary: Summary) -> None:
@@ -49,15 +51,17 @@ def print_summary(console: Console, summary: Summary) -> None:
 
 
 def _print_change(console: Console, summary: Summary) -> None:
-    rows = [(label, name) for label, name in COMPARED if name in summary.first or name in summary.last]
+    names = dict.fromkeys([*summary.first, *summary.last])
+    rows = [(f.label, f.metric) for f in fields_of(names) if f.metric in names and f.metric.endswith(COMPARED)]
     if rows:
         say(console)
+    width = max((len(label) for label, _ in rows), default=6)
     for label, name in rows:
         first, last = number(summary.first.get(name)), number(summary.last.get(name))
         best = ""
         if name == "objective/scores" and summary.best_step is not None:
             best = f"   best {number(summary.best_score)} at step {summary.best_step}"
-        say(console, (f"  {label:<6}  ", "dim"), f"{first} -> ", (last, "bold"), (best, "dim"))
+        say(console, (f"  {clean(label):<{max(6, width)}}  ", "dim"), f"{first} -> ", (last, "bold"), (best, "dim"))
 
 
 def _print_samples(console: Console, summary: Summary) -> None:

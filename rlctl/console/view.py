@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rlctl.console.fields import FIELDS
+from rlctl.console.fields import fields_of
 from rlctl.console.text import clean, clean_sample
 from rlctl.report import PHASES, Plan, Sample, Step, Warning
 
@@ -62,7 +62,8 @@ def opening(plan: Plan, now: float) -> View:
 
 def with_step(view: View, step: Step, now: float) -> View:
     """The view after a step. A metric not measured in it leaves a gap in its trend."""
-    trends = {f.metric: (*view.trends.get(f.metric, ()), step.metrics.get(f.metric))[-HISTORY:] for f in FIELDS}
+    shown = fields_of(dict.fromkeys([*view.trends, *step.metrics]))
+    trends = {f.metric: (*view.trends.get(f.metric, ()), step.metrics.get(f.metric))[-HISTORY:] for f in shown}
     timed = (name.removeprefix("time/") for name in step.metrics if name.startswith("time/") and name != "time/step")
     return replace(
         view,

@@ -58,16 +58,16 @@ def _ready(config: JudgeConfig) -> Judge | None:
     return kinds[config.kind](config) if config.kind in kinds else None
 
 
-def load(opened: Sequence[Opened], device: torch.device) -> list[Judge]:
-    """The judges in order, with their weights; a model that several judges ask is read once."""
-    read: dict[tuple[str, Any, Any], Any] = {}
+def load(opened: Sequence[Opened], device: torch.device, read: dict[object, Any] | None = None) -> list[Judge]:
+    """The judges in order, with their weights; a model that several judges ask, or that `read` holds, is read once."""
+    read = {} if read is None else read
     judges: list[Judge] = []
     for one in opened:
         if one.judge is not None:
             judges.append(one.judge)
             continue
         assert one.source is not None
-        key = (one.source.path, one.config.revision, one.config.dtype)
+        key = ("judge", one.source.path, one.config.revision, one.config.dtype)
         if key not in read:
             read[key] = load_judge(one.config, one.source, device)
         judges.append(LlmJudge(one.config, one.source, read[key], device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from rlctl.models import Source
 from rlctl.rewards.base import Reward
 from rlctl.rewards.calibrated import CalibratedReward
 from rlctl.rewards.function import FunctionReward
-from rlctl.rewards.model import ModelReward, check_source
+from rlctl.rewards.model import ModelReward, check_source, load_classifier
 from rlctl.rewards.weighted import Term, WeightedReward
 
 
@@ -56,18 +57,19 @@ def value_source_of(config: RewardConfig, opened: list[Opened]) -> Source | None
     return opened[0].source if value_source(config) is not None else None
 
 
-def load(config: Config, opened: list[Opened], policy: Source, device: torch.device) -> Reward:
-    """Read the weights of every reward model, each path once, and put the reward together."""
-    read: dict[str, ModelReward] = {}
+def load(config: Config, opened: list[Opened], policy: Source, device: torch.device, read: dict[object, Any] | None = None) -> Reward:
+    """Read the weights of every reward model that `read` does not hold yet, and put the reward together."""
+    read = {} if read is None else read
     parts: list[Reward] = []
     for one in opened:
         if one.function is not None:
             parts.append(one.function)
             continue
         assert one.source is not None and not isinstance(one.config, FunctionRewardConfig)
-        if one.source.path not in read:
-            read[one.source.path] = ModelReward(one.config, one.source, policy, device)
-        parts.append(read[one.source.path])
+        key = (one.source.path, one.config.revision, one.config.dtype)
+        if key not in read:
+            read[key] = load_classifier(one.source, device)
+        parts.append(ModelReward(one.config, one.source, policy, device, read[key]))
     reward = config.reward
     if isinstance(reward, CalibratedRewardConfig):
         return CalibratedReward(reward, parts[0], config.algo.missing_eos_penalty)

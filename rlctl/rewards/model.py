@@ -38,15 +38,24 @@ def check_source(source: Source) -> None:
         raise ModelError(f"the reward model {source.name} has {source.hf_config.num_labels} labels, expected 1", hint=NEEDS_CLASSIFIER)
 
 
+def load_classifier(source: Source, device: torch.device) -> Any:
+    """The frozen weights of a reward model.
+
+    Raises:
+        ModelError: they are not those of one.
+    """
+    model = load_weights(AutoModelForSequenceClassification, source, "reward model", NEEDS_CLASSIFIER, num_labels=1)
+    return model.to(device).requires_grad_(False)
+
+
 class ModelReward(Reward):
     """A frozen reward model."""
 
-    def __init__(self, config: ModelRewardConfig, source: Source, policy: Source, device: torch.device):
+    def __init__(self, config: ModelRewardConfig, source: Source, policy: Source, device: torch.device, classifier: Any = None):
         check_source(source)
         self.name = f"model:{source.name}"
         self.config, self.source, self.device = config, source, device
-        model = load_weights(AutoModelForSequenceClassification, source, "reward model", NEEDS_CLASSIFIER, num_labels=1)
-        self.model: Any = model.to(device).requires_grad_(False)
+        self.model: Any = classifier if classifier is not None else load_classifier(source, device)
         self.embeddings = self.model.get_input_embeddings().num_embeddings
         # a decoder is read by us at the last real token; an encoder's own head sees the whole text anyway
         self.is_decoder = isinstance(getattr(self.model, "score", None), nn.Linear) and is_causal(self.model)

@@ -1,0 +1,71 @@
+"""What is printed before the first step: the choices made, with reasons, and the sizes that follow from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlctl.assembly import Assembly
+from rlctl.config.schema import CGPOConfig, CGPOOptimizer
+from rlctl.task import Task
+from rlctl.value import Built
+
+
+def facts(run: Assembly, built: Built | None, lr: float) -> Iterator[tuple[str, str]]:
+    """(label, text) in the order to show."""
+    c, collector = run.config, run.collector
+    ends = len(collector.sampler.end_ids)
+    count = sum(p.numel() for p in collector.lm.parameters())
+    yield "policy", f"{c.model.path}, {_millions(count)} parameters, {ends} end token{'s' if ends != 1 else ''}"
+    if not c.tasks:
+        yield "reward", collector.reward.name
+    if built is not None:
+        yield "value", f"{built.model.origin}: {built.why}; {_millions(sum(p.numel() for p in built.model.parameters()))} parameters"
+    yield "reference", "the policy as it starts" if collector.reference else "none: algo.kl_coef=0 needs no KL"
+    if not c.tasks:
+        yield "prompts", _prompts(run.tasks[0])
+    yield "step", _step(run)
+    chosen = "" if c.optim.lr is not None else " by the policy's size"
+    yield "optimizer", f"AdamW, lr {lr:.2g}{chosen}, {c.optim.schedule} over {c.updates} updates"
+    if c.tasks:
+        for task in run.tasks:
+            yield f"task {task.name}", _task(task)
+    else:
+        if collector.judges:
+            yield "judges", ", ".join(j.name for j in collector.judges)
+        yield "KL", _kl(run.tasks[0])
+    several = f"{run.accelerator.num_processes} x " if run.accelerator.num_processes > 1 else ""
+    yield "device", f"{several}{run.accelerator.device.type}, mixed precision {run.accelerator.mixed_precision}"
+
+
+def _prompts(task: Task) -> str:
+    kept, dropped = len(task.prompts), task.prompts.dropped
+    return f"{kept} from {task.config.data.path}" + (f", {dropped} of {kept + dropped} dropped as too long" if dropped else "")
+
+
+def _step(run: Assembly) -> str:
+    c, a = run.config, run.config.algo
+    accumulate = -(-c.minibatch_size // (c.optim.microbatch_size * run.accelerator.num_processes))
+    each = [f"{t.config.rollout.prompts_per_step} prompts x {t.config.algo.samples_per_prompt}" for t in run.tasks]
+    return (
+        f"{' + '.join(each)} = {c.samples_per_step} responses; {a.epochs} epochs x {a.minibatches} "
+        f"minibatches of {c.minibatch_size} = {a.epochs * a.minibatches} updates; {accumulate} microbatches an update"
+    )
+
+
+def _task(task: Task) -> str:
+    assert isinstance(task.config.algo, CGPOConfig)
+    judges = ", ".join(j.name for j in task.collector.judges) or "no judges"
+    return f"{_prompts(task)}; {task.collector.reward.name}; {judges}; {task.config.algo.optimizer}; KL {_kl(task)}; weight {task.weight:g}"
+
+
+def _kl(task: Task) -> str:
+    a = task.config.algo
+    if isinstance(a, CGPOConfig):
+        bounded = a.kl_max is not None and a.kl_max != float("inf") and a.optimizer is not CGPOOptimizer.codpo
+        return f"at most {a.kl_max:g} nats a response" if bounded else "any"
+    where = "(sum_t lp - lq)^2 / 2 in the loss" if getattr(a, "kl_in_loss", False) else f"{a.kl_estimator} in the reward"
+    return f"{where}, kl_coef {a.kl_coef:g}" + (f" steered to {a.kl_target:g} nats" if a.kl_target else "")
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
