@@ -29,12 +29,18 @@ class Clock:
     device: torch.device
     seconds: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
+    failed: str | None = None
+    """The phase that an error came out of."""
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         self.reporter.phase(phase)
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except BaseException:
+            self.failed = self.failed or phase
+            raise
         if self.device.type == "cuda":  # kernels run behind; without this their time shows in a later phase
             torch.cuda.synchronize(self.device)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start

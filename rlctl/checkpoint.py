@@ -1,4 +1,4 @@
-"""Writing folders so that a crash at any moment leaves either the old one or the new one, never half of one."""
+"""Writing folders so that a crash at any moment leaves either the old one or the new one, never half of one; reading weights back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlctl.errors import TrainingError
+
 _NAME = re.compile(r"step_(\d{6,})")
 
 
@@ -16,16 +18,32 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> Path:
     """Fill a folder beside `path`, flush it to disk, then rename it into place.
 
     An older folder of the name is moved aside first and removed last; if a kill came between, the next write brings it back.
+
+    Raises:
+        TrainingError: it cannot be written; what was there before is whole.
     """
     old = path.with_name(f".{path.name}.old")
     if old.exists() and not path.exists():
         old.rename(path)
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    write(aside)
-    for file in aside.rglob("*"):
-        _flush(file)
+    try:
+        aside.mkdir(parents=True)
+        write(aside)
+        for file in aside.rglob("*"):
+            _flush(file)
+        _into_place(aside, path, old)
+    except Exception as error:  # a full disk is told by torch, safetensors and Python each in its own words
+        shutil.rmtree(aside, ignore_errors=True)
+        raise TrainingError(
+            f"cannot write {path}",
+            f"{type(error).__name__}: {error}\n{_free(path)}",
+            "make room, or make it writable; checkpoints written before are whole, `rlctl resume RUN_DIR` goes on from the last",
+        ) from error
+    return path
+
+
+def _into_place(aside: Path, path: Path, old: Path) -> None:
     if path.exists():
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
@@ -38,7 +56,11 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> Path:
     else:
         aside.rename(path)
     _flush(path.parent)
-    return path
+
+
+def _free(path: Path) -> str:
+    there = next(p for p in path.parents if p.exists())
+    return f"{shutil.disk_usage(there).free / 2**20:,.0f} MiB are free at {there}"
 
 
 def _flush(path: Path) -> None:
@@ -73,3 +95,21 @@ def save_value(folder: Path, classifier: Any, tokenizer: Any) -> None:
     """A plain transformers folder: AutoModelForSequenceClassification loads it, its one label is the value."""
     classifier.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
+
+
+def load_weights(folder: Path, model: Any) -> None:
+    """The weights of a folder that `save_policy` or `save_value` wrote, into a model of the same class."""
+    saved = type(model).from_pretrained(folder, dtype=model.dtype)
+    model.load_state_dict(saved.state_dict())
+
+
+def copy_folder(source: Path, folder: Path) -> None:
+    """A folder's content into another, existing one: the same files under two names where the disk can do that."""
+    shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

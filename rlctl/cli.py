@@ -14,6 +14,7 @@ from rlctl.errors import ConfigError, RlctlError, nearest
 
 COMMANDS = {
     "train": "rlctl.commands.train",
+    "resume": "rlctl.commands.resume",
     "score": "rlctl.commands.score",
 }
 """Command -> the module whose `run(argv, show_traceback) -> exit status` is it."""

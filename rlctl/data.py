@@ -5,8 +5,11 @@ The order of prompts depends on the seed and the epoch alone: nothing that a rew
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,14 @@ class Prompts:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for the same prompts with the same columns in the same order."""
+        digest = hashlib.sha256()
+        for p in self.items:
+            digest.update(json.dumps([p.row, p.ids, p.columns], default=str, sort_keys=True).encode())
+        return digest.hexdigest()
 
     def at(self, step: int, per_step: int) -> list[Prompt]:
         """The prompts of a step (from 1). Epochs follow each other without a gap, so every step has exactly `per_step`."""

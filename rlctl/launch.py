@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 import time
 import traceback
@@ -15,8 +14,17 @@ from rlctl.config import compose
 from rlctl.config.schema import Config
 from rlctl.console import open_console, print_error, print_score
 from rlctl.errors import RlctlError
+from rlctl.processes import run_child
 
 INTERRUPTED = 130
+
+
+def log_to(run_dir: Path) -> None:
+    """Log into the run folder; each process its own file."""
+    rank = os.environ.get("RANK", "0")
+    name = "rlctl.log" if rank == "0" else f"rlctl-{rank}.log"
+    form = "[%(asctime)s][%(name)s][%(levelname)s] %(message)s"
+    logging.basicConfig(filename=run_dir / name, level=logging.INFO, format=form)
 
 
 def run_here(config: Config, show_traceback: bool = False) -> int:
@@ -30,8 +38,7 @@ def run_here(config: Config, show_traceback: bool = False) -> int:
     try:
         from rlctl.train import train
 
-        train(config, reporter)
-        return 0
+        return INTERRUPTED if train(config, reporter).status == "interrupted" else 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except RlctlError as error:
@@ -77,7 +84,7 @@ def report(error: RlctlError, show_traceback: bool) -> None:
     What goes wrong in every process is told by the first: the others wait, and are ended with it.
     """
     if int(os.environ.get("RANK", "0")) > 0:
-        time.sleep(2.0)
+        time.sleep(6.0)
     if show_traceback:
         traceback.print_exception(error)
     print_error(error.lines())
@@ -97,9 +104,7 @@ def _worker(config: Config, show_traceback: bool) -> list[str]:
 def run_process(config: Config, show_traceback: bool) -> int:
     """Train in a new process that reads the run folder's config.yaml; the exit status."""
     environment = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
-    done = subprocess.run([sys.executable, *_worker(config, show_traceback)], env=environment, check=False)
-    # a negative code is the signal that ended it; shells show it as 128 + n
-    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+    return run_child([sys.executable, *_worker(config, show_traceback)], environment)
 
 
 def run_several(config: Config, show_traceback: bool) -> int:

@@ -71,7 +71,7 @@ METRICS: dict[str, str] = {
     "time/judge": "seconds in the judges",
     "time/forward": "seconds for log-probs of policy and reference and for values, without gradient",
     "time/update": "seconds in the inner epochs",
-    "time/save": "seconds writing checkpoints and files",
+    "time/save": "seconds writing the checkpoint after the step before",
     "progress/samples": "responses since the start",
     "progress/epoch": "passes over the prompts since the start",
 }
@@ -100,6 +100,23 @@ class MetricsFile:
         numbers = without_nan(dict(sorted(metrics.items())))
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **numbers}) + "\n")
+
+    def read(self) -> list[dict[str, float]]:
+        """Every whole line; a kill may have cut the last one. null is NaN again."""
+        rows = []
+        for line in self.path.read_text().splitlines(keepends=True) if self.path.exists() else []:
+            if line.endswith("\n"):
+                rows.append({k: math.nan if v is None else v for k, v in json.loads(line).items()})
+        return rows
+
+    def cut(self, step: int) -> None:
+        """Leave out what stands after a step."""
+        if not self.path.exists():
+            return
+        kept = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        aside = self.path.with_name(f".{self.path.name}.partial")
+        aside.write_text("".join(line for line in kept if json.loads(line)["step"] <= step))
+        aside.replace(self.path)
 
 
 def rollout_metrics(rollout: Rollout, kl_coef: float, estimator: str, total: Total) -> dict[str, float]:

@@ -34,14 +34,46 @@ class Recorder:
     started: float = field(default_factory=time.perf_counter)
     history: list[dict[str, float]] = field(default_factory=list)
     before: Sample | None = None
+    spent: float = 0.0
+    """Seconds of the run before it was stopped."""
     probe: int = 0
     """Row in the first step whose prompt is answered again at the end."""
 
+    def go_on(self, step: int, told: dict[str, Any]) -> None:
+        """Take up the record of a run that stopped after `step`: what was written of later steps is gone."""
+        self.history = [row for row in MetricsFile(self.run_dir).read() if row.pop("step") <= step]
+        self.before = Sample(**told["before"]) if told["before"] else None
+        self.probe, self.spent = told["probe"], told["seconds"]
+        self.run.plan = replace(self.run.plan, facts=(("goes on", f"after step {step}"), *self.run.plan.facts))
+        self._cut(step)
+
+    def start_over(self) -> None:
+        """Remove what a run left that came to no checkpoint."""
+        self._cut(0)
+
+    def _cut(self, step: int) -> None:
+        if self.is_main:
+            MetricsFile(self.run_dir).cut(step)
+            for file in (self.run_dir / "samples").glob("step_*.jsonl"):
+                if int(file.stem.removeprefix("step_")) > step:
+                    file.unlink()
+
+    def told(self) -> dict[str, Any]:
+        """What `go_on` needs beside the files."""
+        return {"before": asdict(self.before) if self.before else None, "probe": self.probe, "seconds": self.seconds}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the run so far, those before it was stopped included."""
+        return self.spent + time.perf_counter() - self.started
+
     def open(self) -> None:
         """Write what is known before the first step, and start the tracker."""
-        self.run.accelerator.init_trackers("rlctl")
+        # a tracker that was ahead of the checkpoint is set back
+        self.run.accelerator.init_trackers("rlctl", init_kwargs={"tensorboard": {"purge_step": len(self.history) + 1}})
         if not self.is_main:
             return
+        (self.run_dir / "summary.json").unlink(missing_ok=True)  # of a run under way there is none
         _write_json(self.run_dir / "env.json", environment(self.run))
         _write_json(self.run_dir / "plan.json", dict(self.run.plan.facts))
 
@@ -108,17 +140,19 @@ class Recorder:
         if (self.run_dir / "tensorboard").exists():
             files.append(("TensorBoard", str(self.run_dir / "tensorboard")))
         summary = Summary(
-            status, reason, self.run_dir, len(self.history), time.perf_counter() - self.started,
+            status, reason, self.run_dir, len(self.history), self.seconds,
             self.history[0] if self.history else {}, self.history[-1] if self.history else {},
             best + 1 if best is not None else None, scores[best] if best is not None else None,
-            self.before, after, tuple(files), self._next_commands(),
+            self.before, after, tuple(files), self._next_commands(status),
         )  # fmt: skip
         if self.is_main:
             write_summary(summary)
         return summary
 
-    def _next_commands(self) -> tuple[str, ...]:
+    def _next_commands(self, status: str) -> tuple[str, ...]:
         commands = []
+        if status in ("interrupted", "failed") and checkpoint.checkpoints(self.run_dir):
+            commands.append(f"rlctl resume {_quote(self.run_dir)}")
         if (self.run_dir / "policy").exists():
             commands.append(f"rlctl train model=hf:{_quote(self.run_dir / 'policy')}")
         if (self.run_dir / "tensorboard").exists():
@@ -166,4 +200,6 @@ def _quote(path: Path) -> str:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(without_nan(value), indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    aside = path.with_name(f".{path.name}.partial")
+    aside.write_text(json.dumps(without_nan(value), indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    aside.replace(path)

@@ -6,11 +6,13 @@ than the one being trained. Only its end tokens are.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
@@ -128,5 +130,11 @@ def end_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
 
 
 def seed_step(seed: int, step: int, process: int) -> None:
-    """Seed sampling by seed, step and process, so that nothing a reward draws can change what is sampled next."""
-    torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + process) % 2**63)
+    """Seed sampling by seed, step and process, so that nothing a reward draws can change what is sampled next.
+
+    Python's and numpy's generators too: what a reward draws from them then repeats with the run, and after a resume.
+    """
+    number = ((seed * 1_000_003 + step) * 1_009 + process) % 2**63
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number % 2**32)

@@ -2,82 +2,142 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-import shutil
 from pathlib import Path
 
-from rlctl import checkpoint
+import torch
+
+from rlctl import checkpoint, resume
 from rlctl.assemble import assemble
 from rlctl.assembly import Assembly
-from rlctl.config.schema import Config
+from rlctl.config.schema import Config, Resume
 from rlctl.errors import RlctlError, TrainingError
+from rlctl.interrupt import Interrupts
 from rlctl.record import Recorder, write_summary
 from rlctl.report import Reporter, Sample, Summary
 from rlctl.rewards.calibrated import CalibratedReward
 from rlctl.rollout import Batch
 from rlctl.sample import seed_step
 from rlctl.task import Taken, Task, measure
+from rlctl.trouble import understood
 
 logger = logging.getLogger("rlctl")
 
 
 def train(config: Config, reporter: Reporter) -> Summary:
-    """Run a whole training and leave its run folder behind.
+    """Run a whole training, or go on with one, and leave its run folder behind. An interrupted one says so in its summary.
 
     Raises:
         RlctlError: something the user can act on. The run folder says so too; the last complete checkpoint stays.
+        KeyboardInterrupt: it was interrupted before its first step, or a second time.
     """
-    run_dir = Path(config.run.dir)
-    recorder: Recorder | None = None
+    run_dir, recorder = Path(config.run.dir), None
+    with Interrupts(may_abandon=int(os.environ.get("WORLD_SIZE", "1")) == 1) as interrupts:
+        try:
+            run = assemble(config, reporter)
+            recorder = Recorder(run, reporter, run_dir)
+            first = begin(run, recorder)
+            status, reason = loop(run, recorder, interrupts, first)
+            summary = finish(run, recorder, status, reason)
+            reporter.finish(summary)
+            return summary
+        except KeyboardInterrupt:
+            told(run_dir, recorder, "interrupted", f"stopped at once by {interrupts.asked or 'the keyboard'}")
+            raise
+        except BaseException as error:
+            why = understood(error, run) if recorder is not None else error
+            if isinstance(why, RlctlError):
+                told(run_dir, recorder, "failed", why.what)
+            else:
+                told(run_dir, recorder, "failed", f"{type(error).__name__}: {error}", known=False)
+            if why is error:
+                raise
+            raise why from error
+        finally:
+            if recorder is not None:
+                recorder.run.accelerator.end_training()
+
+
+def told(run_dir: Path, recorder: Recorder | None, status: str, reason: str, known: bool = True) -> None:
+    """Leave word in the run folder of how it ended; a disk that cannot take it must not hide why."""
+    # of several processes the one that knows why writes: what the others see is a lost connection
+    if status == "failed" and int(os.environ.get("WORLD_SIZE", "1")) > 1 and not known and (run_dir / "summary.json").exists():
+        return
     try:
-        run = assemble(config, reporter)
-        recorder = Recorder(run, reporter, run_dir)
-        recorder.open()
-        reporter.start(run.plan)
-        sample_baselines(run, reporter)
-        stopped = loop(run, recorder, reporter)
-        summary = finish(run, recorder, *(stopped or ("finished", f"all {config.steps} steps done")))
-        reporter.finish(summary)
-        return summary
-    except KeyboardInterrupt:
-        if recorder is not None:
-            reporter.finish(finish(recorder.run, recorder, "interrupted", "interrupted from the keyboard"))
-        raise
-    except BaseException as error:
-        reason = error.what if isinstance(error, RlctlError) else f"{type(error).__name__}: {error}"
-        known = isinstance(error, RlctlError)
-        # of several processes the one that knows why writes: what the others see is a lost connection
-        if known or int(os.environ.get("WORLD_SIZE", "1")) == 1 or not (run_dir / "summary.json").exists():
-            write_summary(recorder.summary("failed", reason) if recorder is not None else Summary("failed", reason, run_dir, 0, 0.0))
-        raise
-    finally:
-        if recorder is not None:
-            recorder.run.accelerator.end_training()
+        write_summary(recorder.summary(status, reason) if recorder is not None else Summary(status, reason, run_dir, 0, 0.0))
+    except OSError as error:
+        logger.error("no summary: %s", error)
 
 
-def loop(run: Assembly, recorder: Recorder, reporter: Reporter) -> tuple[str, str] | None:
-    """Every step; returns (status, reason) if a limit of the user's ended it early."""
-    config = run.config
-    for step in range(1, config.steps + 1):
+def begin(run: Assembly, recorder: Recorder) -> int:
+    """Everything before the first step, or before the step after the last checkpoint's; returns that step."""
+    state = last_state(run, recorder.run_dir)
+    if state is not None:
+        resume.check_prompts(run, state)
+        resume.restore_rewards(run, state)
+        recorder.go_on(state.moment.step, state.told)
+    elif run.config.run.resume is Resume.auto:
+        recorder.start_over()
+    recorder.open()
+    recorder.reporter.start(run.plan)
+    sample_baselines(run, recorder.reporter)  # by the policy of the start, which it still is
+    if state is None:
+        return 1
+    resume.restore(run, state)
+    recorder.reporter.note(f"goes on after step {state.moment.step}")
+    return state.moment.step + 1
+
+
+def last_state(run: Assembly, run_dir: Path) -> resume.State | None:
+    """What to go on from; None for a run that starts."""
+    if run.config.run.resume is Resume.never or not (kept := checkpoint.checkpoints(run_dir)):
+        return None
+    return resume.read(kept[-1][1], run.accelerator.device)
+
+
+def loop(run: Assembly, recorder: Recorder, interrupts: Interrupts, first: int) -> tuple[str, str]:
+    """Every step; returns (status, reason), also if a limit of the user's or a signal ended it early."""
+    config, total = run.config, run.collector.total
+    for step in range(first, config.steps + 1):
+        before = resume.moment(run, step - 1)
         seed_step(config.seed, step, run.accelerator.process_index)
-        taken = [take(run, task, step) for task in run.tasks]
+        try:
+            taken = [take(run, task, step) for task in run.tasks]
+        except KeyboardInterrupt:
+            with interrupts.held():
+                save(run, recorder, before)
+            return "interrupted", f"{interrupts.asked or 'interrupt'} in step {step}, which was given up"
         check_start(config, step, taken)
         if (kl := past_limit(config, taken)) is not None:
             return "stopped", back_to_good(run, recorder, step, kl)
-        with run.clock("update"):
-            batch = prepare(run, taken)
-            updated = run.updater(batch, step)
-        run.kl.update(taken[0].metrics.get("objective/kl", 0.0), config.samples_per_step)
-        if config.run.save_every is not None and step % config.run.save_every == 0:
-            with run.clock("save"):
-                if recorder.is_main:
-                    path = checkpoint.save(recorder.run_dir, step, config.run.keep, lambda folder: write_models(run, folder))
-                    logger.info("checkpoint %s", path)
-                    reporter.note(f"checkpoint {path}")
-                run.accelerator.wait_for_everyone()
-        recorder.step(step, taken, updated)
-    return None
+        with interrupts.held():
+            with run.clock("update"):
+                batch = prepare(run, taken)
+                updated = run.updater(batch, step)
+            run.kl.update(taken[0].metrics.get("objective/kl", 0.0), config.samples_per_step)
+            recorder.step(step, taken, updated)
+            asked = bool(total(torch.tensor(float(interrupts.asked is not None))))  # any process's signal is everyone's
+            if asked or (config.run.save_every is not None and step % config.run.save_every == 0):
+                save(run, recorder, resume.moment(run, step))
+        if asked and step < config.steps:
+            return "interrupted", f"{interrupts.asked or 'a signal to another process'} after step {step}"
+    return "finished", f"all {config.steps} steps done"
+
+
+def save(run: Assembly, recorder: Recorder, at: resume.Moment) -> None:
+    """A checkpoint of the run as it stands; none before its first step, and none twice."""
+    there = [step for step, _ in checkpoint.checkpoints(recorder.run_dir)]
+    if at.step == 0 or at.step in there:
+        return
+    with run.clock("save"):
+        if recorder.is_main:
+            write = functools.partial(resume.write, run, at, recorder.told())
+            path = checkpoint.save(recorder.run_dir, at.step, run.config.run.keep, write)
+            logger.info("checkpoint %s", path)
+            recorder.reporter.note(f"checkpoint {path}")
+        run.accelerator.wait_for_everyone()
 
 
 def take(run: Assembly, task: Task, step: int) -> Taken:
@@ -110,7 +170,9 @@ def sample_baselines(run: Assembly, reporter: Reporter) -> None:
             continue
         per_step = config.rollout.prompts_per_step
         used = {p.row: p for step in range(1, config.steps + 1) for p in task.prompts.at(step, per_step)}
-        prompts = list(used.values())
+        prompts = [p for row, p in used.items() if row not in reward.baselines]
+        if not prompts:
+            continue
         seed_step(config.seed, 0, 0)
         for start in range(0, len(prompts), config.samples_per_step):
             reporter.phase("generate", start, len(prompts))
@@ -128,48 +190,27 @@ def check_start(config: Config, step: int, taken: list[Taken]) -> None:
 
 
 def back_to_good(run: Assembly, recorder: Recorder, step: int, kl: float) -> str:
-    """After max_kl: make the last checkpoint whose KL was seen to be within the limit the final policy; say so.
+    """After max_kl: go back to the last checkpoint whose KL was seen to be within the limit; say so.
 
     The KL of the checkpoint of step s is measured by the rollout of step s + 1; this rollout condemns that of step - 1.
     """
     reason = f"objective/kl {kl:.3g} passed algo.max_kl={run.config.algo.max_kl:g} in step {step}"
-    if not recorder.is_main:
-        return reason
     good = [path for s, path in checkpoint.checkpoints(recorder.run_dir) if s <= step - 2]
     if not good:
         return f"{reason}; no checkpoint from before it, so policy/ is the one past the limit (set run.save_every)"
-    for name in ("policy", "value"):
-        if (source := good[-1] / name).exists():
-            checkpoint.write_folder(recorder.run_dir / name, lambda aside, source=source: copy_into(source, aside))
-    lm = run.collector.lm
-    lm.load_state_dict(type(lm).from_pretrained(good[-1] / "policy", dtype=lm.dtype).state_dict())
+    resume.restore(run, resume.read(good[-1], run.accelerator.device))
     return f"{reason}; policy/ is the one of {good[-1].name}"
-
-
-def copy_into(source: Path, folder: Path) -> None:
-    """Copy a folder's content into another, existing one."""
-    shutil.copytree(source, folder, dirs_exist_ok=True)
-
-
-def write_models(run: Assembly, folder: Path) -> None:
-    """policy/, and value/ when asked, inside a checkpoint."""
-    checkpoint.save_policy(folder / "policy", run.collector.lm, run.collector.tokenizer)
-    if run.value is not None and run.config.run.save_value:
-        checkpoint.save_value(folder / "value", run.value.classifier, run.collector.tokenizer)
 
 
 def finish(run: Assembly, recorder: Recorder, status: str, reason: str) -> Summary:
     """Write the final models, answer the first step's prompt once more, sum up."""
-    if not recorder.is_main:
-        run.accelerator.wait_for_everyone()
-        return recorder.summary(status, reason)
-    if not (recorder.run_dir / "policy").exists():
+    if recorder.is_main and recorder.history:
         tokenizer = run.collector.tokenizer
         checkpoint.write_folder(recorder.run_dir / "policy", lambda p: checkpoint.save_policy(p, run.collector.lm, tokenizer))
         if run.value is not None and run.config.run.save_value:
             classifier = run.value.classifier
             checkpoint.write_folder(recorder.run_dir / "value", lambda p: checkpoint.save_value(p, classifier, tokenizer))
-    after = answer_again(run, recorder) if status != "interrupted" and recorder.before is not None else None
+    after = answer_again(run, recorder) if recorder.is_main and status != "interrupted" and recorder.before is not None else None
     summary = recorder.summary(status, reason, after)
     run.accelerator.wait_for_everyone()
     return summary

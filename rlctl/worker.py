@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from pathlib import Path
 
@@ -14,12 +12,7 @@ from rlctl.config import compose
 def main(argv: list[str]) -> int:
     """Train what RUN_DIR/config.yaml says; the exit status."""
     run_dir = Path(argv[0])
-    rank = os.environ.get("RANK", "0")
-    logging.basicConfig(
-        filename=run_dir / ("rlctl.log" if rank == "0" else f"rlctl-{rank}.log"),
-        level=logging.INFO,
-        format="[%(asctime)s][%(name)s][%(levelname)s] %(message)s",
-    )
+    launch.log_to(run_dir)
     return launch.run_here(compose.load(run_dir / "config.yaml"), "--traceback" in argv)
 
 

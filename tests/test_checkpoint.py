@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlctl import checkpoint
 from rlctl.assemble import assemble
+from rlctl.errors import TrainingError
 from rlctl.train import train
 
 
@@ -83,8 +84,9 @@ def test_a_crash_at_a_rename_leaves_a_whole_folder(tmp_path, monkeypatch, nth):
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", dying)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(TrainingError, match="cannot write") as caught:
         checkpoint.write_folder(path, writer("new"))
+    assert "OSError: no space left on device" in str(caught.value) and f"MiB are free at {tmp_path}" in str(caught.value)
     assert content(path) in ("old", "new")
 
 
@@ -205,10 +207,10 @@ def test_a_written_policy_can_be_trained_further(env, trained, tmp_path):
 
 
 @pytest.mark.parametrize("save_value", [False, True])
-def test_the_value_model_is_written_only_when_asked(env, tmp_path, save_value):
+def test_the_value_model_is_written_at_the_end_only_when_asked(env, tmp_path, save_value):
     train(env.config(tmp_path, run={"steps": 1, "save_every": 1, "save_value": save_value}), tiny.Recording())
     assert (tmp_path / "value").exists() == save_value
-    assert names(tmp_path / "checkpoints" / "step_000001") == (["policy", "value"] if save_value else ["policy"])
+    assert names(tmp_path / "checkpoints" / "step_000001") == ["policy", "training.pt", "value"]
 
 
 def test_the_policys_config_and_generation_settings_are_written_as_they_were(env, tmp_path):

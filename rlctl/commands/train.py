@@ -46,26 +46,43 @@ class _Outcomes:
 
     def _run(self, job: compose.Job) -> int:
         """The exit status of one job; what goes wrong before it starts is shown, and kept in a folder of its own."""
-        from rlctl import launch
+        from rlctl import continuing, launch
         from rlctl.config import compose
+        from rlctl.config.schema import Resume
 
         try:
-            _claim(job.run_dir)
+            there = job.config.run.resume is Resume.auto and (job.run_dir / "config.yaml").is_file()
+            if there and continuing.is_finished(job.run_dir):
+                sys.stdout.write(f"finished before: {job.run_dir}\n")
+                return 0
+            if not there:
+                _claim(job.run_dir)
         except RlctlError as error:
             launch.report(error, self.show_traceback)
             return error.exit_status
-        (job.run_dir / ".hydra").mkdir(exist_ok=True)
-        for name, text in job.hydra_files.items():
-            (job.run_dir / ".hydra" / name).write_text(text)
-        (job.run_dir / "command.txt").write_text(self.command + "\n")
         try:
             compose.check(job.config)
+            if there:
+                continuing.take_up(compose.load(job.run_dir / "config.yaml"), job.config, job.run_dir)
+            _write_hydra(job, self.command)
             compose.save(job.config, job.run_dir / "config.yaml")
             return launch.run(job.config, job.number is None, self.show_traceback)
         except RlctlError as error:
             launch.report(error, self.show_traceback)
+            if there:
+                return error.exit_status
+            _write_hydra(job, self.command)
             (job.run_dir / "summary.json").write_text(json.dumps({"status": "failed", "reason": error.what}))
             return error.exit_status
+
+
+def _write_hydra(job: compose.Job, command: str) -> None:
+    """What was typed, and Hydra's record of it; of a run that goes on, beside what was typed first."""
+    (job.run_dir / ".hydra").mkdir(exist_ok=True)
+    for name, text in job.hydra_files.items():
+        (job.run_dir / ".hydra" / name).write_text(text)
+    with (job.run_dir / "command.txt").open("a") as file:
+        file.write(command + "\n")
 
 
 def _claim(run_dir: Path) -> None:

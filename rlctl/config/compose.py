@@ -200,16 +200,48 @@ def load(path: Path) -> Config:
     """
     if not path.is_file():
         raise ConfigError(f"no resolved config at {path}", hint="a run folder made by `rlctl train` holds config.yaml")
-    raw = OmegaConf.load(path)
-    schema = _root_schema()
     try:
-        for group, field in (("algo", "name"), ("reward", "kind")):
-            schema = OmegaConf.merge(schema, {group: open_schema(OPTIONS[group][raw[group][field]])})
-        config = OmegaConf.to_object(OmegaConf.merge(schema, raw))
+        return _typed(_node(OmegaConf.load(path)))
     except (OmegaConfBaseException, KeyError) as error:
         raise ConfigError(f"{path} cannot be read", explain.composition(error)) from error
+
+
+def _node(raw: Any) -> Any:
+    """A saved config as a typed node."""
+    schema = _root_schema()
+    for group, field in (("algo", "name"), ("reward", "kind")):
+        schema = OmegaConf.merge(schema, {group: open_schema(OPTIONS[group][raw[group][field]])})
+    return OmegaConf.merge(schema, raw)
+
+
+def _typed(node: Any) -> Config:
+    config = OmegaConf.to_object(node)
     assert isinstance(config, Config)
     return typed_tasks(config)
+
+
+def changed(config: Config, overrides: list[str]) -> Config:
+    """A resolved config with some keys changed as on the command line.
+
+    Raises:
+        ConfigError: an override cannot be read, names no key, chooses another option, or has a value of the wrong type.
+    """
+    parsed = explain.parse_overrides(overrides)
+    for o in parsed:
+        if o.key_or_group in OPTIONS or o.key_or_group in _groups(None) or o.is_sweep_override():
+            why = "a run goes on with the options it has; single keys can change"
+            raise ConfigError(f"{o.input_line} cannot be given here", why, "rlctl train --help lists every key")
+    _check_overrides(parsed, set())
+    node, lines = _node(OmegaConf.create(_plain(config))), []
+    for o in parsed:
+        try:
+            OmegaConf.update(node, o.key_or_group, o.value())
+        except OmegaConfBaseException as error:
+            lines.append(explain.composition(error))
+    if lines:
+        raise ConfigError("the config cannot be composed", "\n".join(lines), "rlctl train --help lists every option and key")
+    typed = _typed(node)
+    return resolve_paths(typed, overrides, None)
 
 
 def use_import_paths(config: Config) -> None:

@@ -13,6 +13,7 @@ rlctl {version}: online RLHF fine-tuning of language models, driven by configs
 
   rlctl train [RECIPE_DIR] [key=value ...]   train; without arguments, the built-in policy, prompts and reward
   rlctl train -m key=a,b ...                 a sweep: one run for each combination
+  rlctl resume RUN_DIR [key=value ...]       go on exactly where a run stopped
   rlctl score [RECIPE_DIR] [key=value ...]   try the reward on real samples before training; --json for scripts
   rlctl train --cfg job                      print the config instead of running it
   rlctl train --help                         every config group and key
@@ -45,6 +46,24 @@ config groups (GROUP=OPTION)
 {groups}
 keys (default)
 {keys}"""
+
+
+_RESUME = """\
+rlctl resume RUN_DIR [key=value ...] [--traceback]
+
+  Goes on after the run's last checkpoint (RUN_DIR/checkpoints/step_NNNNNN) as if it had never stopped: policy, value model,
+  optimizer, learning-rate schedule, KL controller, running statistics, baselines, place in the data. Metrics and samples of later
+  steps are written anew. A key given here changes from there on, is shown and recorded in resumes.jsonl; options (reward=...)
+  and what makes it another run (model, data, seed) cannot change.
+
+  A checkpoint is written every run.save_every steps, and when a run is interrupted (Ctrl-C or SIGTERM).
+  rlctl train hydra.run.dir=DIR run.resume=auto ... starts a run, or goes on with the one that is in DIR.
+"""
+
+
+def resume() -> str:
+    """`rlctl resume --help`."""
+    return _RESUME
 
 
 def overview() -> str:

@@ -96,6 +96,13 @@ class Schedule(StrEnum):
     constant = "constant"
 
 
+class Resume(StrEnum):
+    """What becomes of a run folder that is there already."""
+
+    never = "never"
+    auto = "auto"
+
+
 class ConsoleMode(StrEnum):
     """What is shown while training."""
 
@@ -440,8 +447,11 @@ class RunConfig:
     """Write a checkpoint every n steps. null: only the final policy."""
     keep: int = bounded(2, ge=1)
     """Checkpoints kept; older ones are removed once a newer one is complete."""
+    resume: Resume = Resume.never
+    """never: a folder that holds a run is refused. auto: a run that holds a checkpoint goes on from its last one (give
+    hydra.run.dir; for queues that start a job again); `rlctl resume RUN_DIR` does the same."""
     save_value: bool = False
-    """Write the value model too, with every checkpoint and at the end."""
+    """Write the value model too at the end; a checkpoint holds it anyway."""
     samples_every: int = bounded(1, ge=1)
     """Write all prompts, responses and scores of every n-th step."""
     tracker: str = "auto"

@@ -51,6 +51,13 @@ class Reward:
         """The scores with their parts."""
         return Scored(self.score(samples))
 
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must know of this one's; plain data."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+
     def warnings(self) -> list[Warning]:
         """What looked wrong since the start, for the console."""
         return []

@@ -95,6 +95,16 @@ class CalibratedReward(Reward):
         parts: dict[str, list[float | None]] = {"raw": [*mine], "baseline": [*against], "difference": [*difference]}
         return Scored([sigmoid(d) for d in difference], parts)
 
+    def state(self) -> dict[str, Any]:
+        """Baselines that were sampled, and every score so far: which were scored together shows in a score's last digits."""
+        sampled = {row: list(answer) for row, answer in self.baselines.items()} if self.config.baseline == "sample" else {}
+        return {"baselines": sampled, "scores": dict(self._scores)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+        self.baselines |= {row: (text, cut) for row, (text, cut) in state["baselines"].items()}
+        self._scores |= state["scores"]
+
     def warnings(self) -> list[Warning]:
         """The base's, and one when most differences lie where the sigmoid is flat."""
         found = self.base.warnings()
