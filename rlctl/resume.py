@@ -118,7 +118,9 @@ def restore(run: Assembly, state: State) -> None:
     checkpoint.load_weights(state.path / "policy", run.collector.lm)
     if run.value is not None:
         checkpoint.load_weights(state.path / "value", run.value.classifier)
-    run.updater.optimizer.load_state_dict(state.optimizer)
+    optimizer = run.updater.optimizer
+    # moments come from the checkpoint; rates, decays and the like from the config, where they may have been changed
+    optimizer.load_state_dict({**state.optimizer, "param_groups": optimizer.state_dict()["param_groups"]})
     if state.grad_scaler is not None and run.accelerator.scaler is not None:
         run.accelerator.scaler.load_state_dict(state.grad_scaler)
     run.kl.coef, run.updater.updates_done = state.moment.kl_coef, state.moment.updates_done
