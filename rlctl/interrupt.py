@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
@@ -17,9 +17,10 @@ SAME = 1.0
 class Interrupts:
     """Takes the two signals over while it is entered. Threads other than the main one get none, and change nothing."""
 
-    def __init__(self, may_abandon: bool):
-        self.may_abandon = may_abandon
-        """Whether a signal may break off a step; of several processes each would break off elsewhere."""
+    def __init__(self, may_abandon: bool, tell: Callable[[str], None] = lambda text: None):
+        self.may_abandon, self.tell = may_abandon, tell
+        """Whether a signal may break off a step (of several processes each would break off elsewhere); and who is told of one
+        that has to wait."""
         self.asked: str | None = None
         """Name of the signal that came."""
         self.at_once = False
@@ -57,3 +58,4 @@ class Interrupts:
         self.asked, self._since = signal.Signals(number).name, now
         if self.may_abandon and not self._held:
             raise KeyboardInterrupt
+        self.tell(f"{self.asked}: stops after this step; once more stops at once")

@@ -34,7 +34,7 @@ def train(config: Config, reporter: Reporter) -> Summary:
         KeyboardInterrupt: it was interrupted before its first step, or a second time.
     """
     run_dir, recorder = Path(config.run.dir), None
-    with Interrupts(may_abandon=int(os.environ.get("WORLD_SIZE", "1")) == 1) as interrupts:
+    with Interrupts(may_abandon=int(os.environ.get("WORLD_SIZE", "1")) == 1, tell=reporter.note) as interrupts:
         try:
             run = assemble(config, reporter)
             recorder = Recorder(run, reporter, run_dir)

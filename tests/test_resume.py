@@ -290,9 +290,11 @@ def test_outside_of_what_is_held_the_first_signal_breaks_off():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.asked == "SIGINT" and not interrupts.at_once
-    with Interrupts(may_abandon=False) as interrupts:
+    heard: list[str] = []
+    with Interrupts(may_abandon=False, tell=heard.append) as interrupts:
         os.kill(os.getpid(), signal.SIGINT)  # of several processes each would break off elsewhere
         assert interrupts.asked == "SIGINT"
+    assert heard == ["SIGINT: stops after this step; once more stops at once"]
 
 
 @pytest.mark.parametrize("where", ["reward", "update"])
