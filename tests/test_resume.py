@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlctl import checkpoint, resume
+from rlctl.config.fields import CGPOOptimizer
 from rlctl.config.judges import JudgeConfig, JudgeKind
 from rlctl.config.schema import (
     CalibratedRewardConfig,
@@ -61,12 +62,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
     "rloo": {"algo_type": RLOOConfig, "rollout": {"prompts_per_step": 4}, "algo": {"epochs": 2, "samples_per_prompt": 3}},
-    "crpg": CGPO | {"algo": {"samples_per_prompt": 3, "optimizer": "crpg"}, "judges": JUDGES},
-    "crraft": CGPO | {"algo": {"samples_per_prompt": 3, "optimizer": "crraft"}, "judges": JUDGES},
-    "codpo": CGPO | {"algo": {"samples_per_prompt": 3, "optimizer": "codpo"}, "judges": JUDGES},
+    "crpg": CGPO | {"algo": {"samples_per_prompt": 3, "optimizer": CGPOOptimizer.crpg}, "judges": JUDGES},
+    "crraft": CGPO | {"algo": {"samples_per_prompt": 3, "optimizer": CGPOOptimizer.crraft}, "judges": JUDGES},
+    "codpo": CGPO | {"algo": {"samples_per_prompt": 3, "optimizer": CGPOOptimizer.codpo}, "judges": JUDGES},
     "tasks": CGPO | {
         "algo": {"samples_per_prompt": 3},
-        "tasks": {"a": TaskConfig(judges=JUDGES), "b": TaskConfig(optimizer="crraft", prompts_per_step=6, weight=0.5)},
+        "tasks": {"a": TaskConfig(judges=JUDGES), "b": TaskConfig(optimizer=CGPOOptimizer.crraft, prompts_per_step=6, weight=0.5)},
     },
 }  # fmt: skip
 
