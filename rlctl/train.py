@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from pathlib import Path
 
 from rlctl import checkpoint
@@ -138,17 +137,10 @@ def back_to_good(run: Assembly, recorder: Recorder, step: int, kl: float) -> str
     good = [path for s, path in checkpoint.checkpoints(recorder.run_dir) if s <= step - 2]
     if not good:
         return f"{reason}; no checkpoint from before it, so policy/ is the one past the limit (set run.save_every)"
-    for name in ("policy", "value"):
-        if (source := good[-1] / name).exists():
-            checkpoint.write_folder(recorder.run_dir / name, lambda aside, source=source: copy_into(source, aside))
-    lm = run.collector.lm
-    lm.load_state_dict(type(lm).from_pretrained(good[-1] / "policy", dtype=lm.dtype).state_dict())
+    checkpoint.restore(good[-1] / "policy", run.collector.lm)
+    if run.value is not None and (good[-1] / "value").exists():
+        checkpoint.restore(good[-1] / "value", run.value.classifier)
     return f"{reason}; policy/ is the one of {good[-1].name}"
-
-
-def copy_into(source: Path, folder: Path) -> None:
-    """Copy a folder's content into another, existing one."""
-    shutil.copytree(source, folder, dirs_exist_ok=True)
 
 
 def write_models(run: Assembly, folder: Path) -> None:
@@ -165,7 +157,8 @@ def finish(run: Assembly, recorder: Recorder, status: str, reason: str) -> Summa
         return recorder.summary(status, reason)
     if not (recorder.run_dir / "policy").exists():
         tokenizer = run.collector.tokenizer
-        checkpoint.write_folder(recorder.run_dir / "policy", lambda p: checkpoint.save_policy(p, run.collector.lm, tokenizer))
+        merge = run.config.model.lora.merge
+        checkpoint.write_folder(recorder.run_dir / "policy", lambda p: checkpoint.save_policy(p, run.collector.lm, tokenizer, merge))
         if run.value is not None and run.config.run.save_value:
             classifier = run.value.classifier
             checkpoint.write_folder(recorder.run_dir / "value", lambda p: checkpoint.save_value(p, classifier, tokenizer))
