@@ -15,7 +15,7 @@ from accelerate.utils import ProjectConfiguration
 from accelerate.utils.imports import is_tensorboard_available
 from torch import Tensor, nn
 
-from rlctl import algos, models
+from rlctl import algos, lora, models
 from rlctl.assembly import Assembly, Clock
 from rlctl.collect import Collector
 from rlctl.config.schema import Config, Device, MixedPrecision, ValueInit
@@ -84,9 +84,9 @@ def open_base(config: Config, check: Callable[[Source, Source | None], None] = l
         reward = load(tasks[name], leaves, source, accelerator.device, read)
         reward.check(prompts[name])
         scorers[name] = reward, judges
-    lm = models.load_policy(source).to(accelerator.device)
+    lm = models.load_policy(source, config.seed).to(accelerator.device)
     ends = end_ids(source.tokenizer, lm.generation_config)
-    pad = models.pad_id(source, ends, lm.get_input_embeddings().num_embeddings)
+    pad = models.pad_id(source, ends, lm.get_input_embeddings().weight.shape[0])
     samplers = {name: Sampler(c.rollout, source.tokenizer, ends, pad) for name, c in tasks.items()}
     streams = {name: Stream(c, prompts[name], *scorers[name], samplers[name]) for name, c in tasks.items()}
     return Base(accelerator, source, lm, streams)
@@ -154,8 +154,8 @@ def _put_together(config: Config, base: Base, algorithms: dict[str, algos.Algori
     policy = models.Policy(lm)
     needs_reference = config.algo.kl_coef > 0 or config.algo.max_kl is not None or any(a.needs_reference for a in algorithms.values())
     reference = models.reference_of(lm) if needs_reference else None
-    parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    lr = config.optim.lr if config.optim.lr is not None else default_learning_rate(parameters)
+    parameters = sum(p.numel() for p in policy.parameters())
+    lr = config.optim.lr if config.optim.lr is not None else default_learning_rate(parameters, lora.is_adapted(lm))
     optimizer = build_optimizer(policy, value, config, lr)
     wrapped: list[nn.Module] = [accelerator.prepare(m) for m in (policy, value) if m is not None]
     prepared = accelerator.prepare(optimizer)

@@ -1,4 +1,4 @@
-"""Writing folders so that a crash at any moment leaves either the old one or the new one, never half of one; reading weights back."""
+"""Writing folders so that a crash at any moment leaves either the old one or the new one, never half of one. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rlctl.errors import TrainingError
 
@@ -83,33 +82,3 @@ def save(run_dir: Path, step: int, keep: int, write: Callable[[Path], None]) -> 
     for _, old in checkpoints(run_dir)[:-keep]:
         shutil.rmtree(old)
     return path
-
-
-def save_policy(folder: Path, lm: Any, tokenizer: Any) -> None:
-    """A plain transformers folder: AutoModelForCausalLM and AutoTokenizer load it."""
-    lm.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
-
-
-def save_value(folder: Path, classifier: Any, tokenizer: Any) -> None:
-    """A plain transformers folder: AutoModelForSequenceClassification loads it, its one label is the value."""
-    classifier.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
-
-
-def load_weights(folder: Path, model: Any) -> None:
-    """The weights of a folder that `save_policy` or `save_value` wrote, into a model of the same class."""
-    saved = type(model).from_pretrained(folder, dtype=model.dtype)
-    model.load_state_dict(saved.state_dict())
-
-
-def copy_folder(source: Path, folder: Path) -> None:
-    """A folder's content into another, existing one: the same files under two names where the disk can do that."""
-    shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=_link)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

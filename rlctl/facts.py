@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from rlctl import lora
 from rlctl.assembly import Assembly
 from rlctl.config.schema import CGPOConfig, CGPOOptimizer
 from rlctl.task import Task
@@ -14,17 +16,17 @@ def facts(run: Assembly, built: Built | None, lr: float) -> Iterator[tuple[str, 
     """(label, text) in the order to show."""
     c, collector = run.config, run.collector
     ends = len(collector.sampler.end_ids)
-    count = sum(p.numel() for p in collector.lm.parameters())
-    yield "policy", f"{c.model.path}, {_millions(count)} parameters, {ends} end token{'s' if ends != 1 else ''}"
+    yield "policy", f"{c.model.path}, {_size(collector.lm)}, {ends} end token{'s' if ends != 1 else ''}"
     if not c.tasks:
         yield "reward", collector.reward.name
     if built is not None:
-        yield "value", f"{built.model.origin}: {built.why}; {_millions(sum(p.numel() for p in built.model.parameters()))} parameters"
+        size = _size(built.model.classifier, "the rest is the policy's")
+        yield "value", f"{built.model.origin}: {built.why}; {size}"
     yield "reference", "the policy as it starts" if collector.reference else "none: algo.kl_coef=0 needs no KL"
     if not c.tasks:
         yield "prompts", _prompts(run.tasks[0])
     yield "step", _step(run)
-    chosen = "" if c.optim.lr is not None else " by the policy's size"
+    chosen = "" if c.optim.lr is not None else " by the policy's size" + ", ten times for an adapter" * lora.is_adapted(collector.lm)
     yield "optimizer", f"AdamW, lr {lr:.2g}{chosen}, {c.optim.schedule} over {c.updates} updates"
     if c.tasks:
         for task in run.tasks:
@@ -65,6 +67,13 @@ def _kl(task: Task) -> str:
         return f"at most {a.kl_max:g} nats a response" if bounded else "any"
     where = "(sum_t lp - lq)^2 / 2 in the loss" if getattr(a, "kl_in_loss", False) else f"{a.kl_estimator} in the reward"
     return f"{where}, kl_coef {a.kl_coef:g}" + (f" steered to {a.kl_target:g} nats" if a.kl_target else "")
+
+
+def _size(model: Any, of_adapter: str | None = None) -> str:
+    count, trained = (sum(p.numel() for p in model.parameters() if p.requires_grad or every) for every in (True, False))
+    if not lora.is_adapted(model):
+        return f"{_millions(count)} parameters, all trained"
+    return f"{_millions(count)} parameters, {_millions(trained)} trained ({of_adapter or lora.describe(model)})"
 
 
 def _millions(count: int) -> str:

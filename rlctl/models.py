@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
 )
+from transformers.utils import find_adapter_config_file
 
+from rlctl import lora
 from rlctl.builtin import path as builtin_path
 from rlctl.config.schema import Dtype, ModelConfig, ModelRewardConfig
 from rlctl.errors import ModelError
@@ -37,10 +41,13 @@ class Source:
     name: str
     """As the user wrote it."""
     path: str
+    """Of the weights; of an adapter, its base."""
     hf_config: Any
     tokenizer: Any
     arguments: dict[str, Any]
     """For from_pretrained."""
+    adapter: lora.Adapter | None = None
+    """Trained in place of the weights."""
 
     @property
     def vocabulary(self) -> str:
@@ -58,22 +65,36 @@ def open_source(config: ModelConfig | ModelRewardConfig, what: str) -> Source:
 
     Raises:
         ModelError: nothing there, or transformers cannot read it.
+        ConfigError: model.lora asks for what cannot be.
     """
     folder = "policy" if isinstance(config, ModelConfig) else "reward"
     path = str(builtin_path(folder)) if config.path == "builtin" else config.path
     if path.startswith(("/", ".", "~")) and not Path(path).exists():
         key = "model=hf" if isinstance(config, ModelConfig) else "reward=model"
         raise ModelError(f"no {what} at {path}", "there is no such folder", f"{key}:PATH_OR_HUB_ID")
+    name, adapter = config.path, None
     shared = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    try:
+    if isinstance(config, ModelConfig):
+        with _opening(f"{what} {name}"):
+            found = find_adapter_config_file(path, revision=config.revision)
+        if adapter := lora.open_adapter(config, path, found):
+            path, shared["revision"] = adapter.base, adapter.revision
+            name += f" (an adapter of {path})" if adapter.folder else ""
+    with _opening(f"{what} {name}"):
         hf_config = AutoConfig.from_pretrained(path, **shared)
-        tokenizer = AutoTokenizer.from_pretrained(path, **shared)
-    except Exception as error:  # OSError, ValueError, hub errors: one cause for the user, shown whole
-        raise ModelError(f"the {what} {config.path} cannot be opened", f"{type(error).__name__}: {error}") from error
+        tokenizer = AutoTokenizer.from_pretrained(adapter.tokenizer if adapter else path, **shared)
     arguments = {**shared, "dtype": _DTYPES[config.dtype], "use_safetensors": True}
     if isinstance(config, ModelConfig) and config.attn_implementation:
         arguments["attn_implementation"] = config.attn_implementation
-    return Source(config.path, path, hf_config, tokenizer, arguments)
+    return Source(name, path, hf_config, tokenizer, arguments, adapter)
+
+
+@contextmanager
+def _opening(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # OSError, ValueError, hub errors: one cause for the user, shown whole
+        raise ModelError(f"the {what} cannot be opened", f"{type(error).__name__}: {error}") from error
 
 
 def load_weights(auto_class: Any, source: Source, what: str, needed: str, **more: Any) -> Any:
@@ -108,11 +129,11 @@ def disable_dropout(model: nn.Module) -> None:
 NEEDS_DECODER = "a decoder-only language model (AutoModelForCausalLM), such as a GPT-2, Llama or Qwen folder: model=hf:PATH"
 
 
-def load_policy(source: Source) -> Any:
-    """The policy's language model.
+def load_policy(source: Source, seed: int = 0) -> Any:
+    """The policy's language model, with its adapter if it has one; the seed is for a new adapter.
 
     Raises:
-        ModelError: it is not a decoder-only language model.
+        ModelError: it is not a decoder-only language model, or the adapter is none of it.
     """
     config = source.hf_config
     kinds = " ".join(config.architectures or [])
@@ -121,7 +142,10 @@ def load_policy(source: Source) -> Any:
     lm = load_weights(AutoModelForCausalLM, source, "policy", NEEDS_DECODER)
     if not is_causal(lm):
         raise ModelError(f"the policy {source.name} ({kinds}) sees later tokens: it is an encoder", hint=NEEDS_DECODER)
-    return lm
+    if source.adapter is not None:
+        lora.attach(lm, source.adapter, source.name, seed)
+        disable_dropout(lm)
+    return lm.eval()
 
 
 @torch.no_grad()
@@ -178,19 +202,21 @@ class ValueModel(nn.Module):
 
     def forward(self, sequences: Sequences) -> Tensor:
         """(b, r) values: column t from the hidden state that emits token t. 0 where masked."""
-        backbone = self.classifier.base_model
+        backbone, head = self.classifier.base_model, self.classifier.score
         hidden = backbone(**_inputs(backbone, sequences)).last_hidden_state[:, sequences.emitting()]
-        return masked(self.classifier.score(hidden).squeeze(-1).float(), sequences.response_mask)
+        return masked(head(hidden.to(head.weight.dtype)).squeeze(-1).float(), sequences.response_mask)
 
 
 def reference_of(lm: Any) -> Policy:
-    """The policy as it is now, frozen."""
-    reference = Policy(copy.deepcopy(lm)).requires_grad_(False)
-    return reference.eval()
+    """The policy as it is now, frozen; under LoRA on the policy's own base."""
+    taken = lora.reference(lm) if lora.is_adapted(lm) else copy.deepcopy(lm)
+    return Policy(taken).requires_grad_(False).eval()
 
 
 def value_from_policy(source: Source, lm: Any, seed: int) -> ValueModel:
     """The policy's backbone with a fresh scalar head, N(0, 1 / (hidden + 1)) from its own seed: first values are near 0.
+
+    Under LoRA the backbone is the policy's frozen one with a second adapter, else a copy.
 
     Raises:
         ModelError: transformers has no sequence classifier for this architecture.
@@ -202,8 +228,12 @@ def value_from_policy(source: Source, lm: Any, seed: int) -> ValueModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         attention = {k: v for k, v in source.arguments.items() if k == "attn_implementation"}
-        classifier = AutoModelForSequenceClassification.from_config(config, dtype=lm.dtype, **attention)
-        classifier.base_model.load_state_dict(lm.base_model.state_dict())
+        with torch.device("meta") if lora.is_adapted(lm) else nullcontext():
+            classifier = AutoModelForSequenceClassification.from_config(config, dtype=lm.dtype, **attention)
+        if lora.is_adapted(lm):
+            lora.classifier(lm, classifier)
+        else:
+            classifier.base_model.load_state_dict(lm.base_model.state_dict())
         head = _head(classifier, source.name)
         nn.init.normal_(head.weight, std=1.0 / (head.in_features + 1))
         if head.bias is not None:

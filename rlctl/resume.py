@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlctl import checkpoint
+from rlctl import weights
 from rlctl.assembly import Assembly
 from rlctl.errors import DataError, TrainingError
 from rlctl.report import Sample
@@ -43,9 +43,9 @@ def moment(run: Assembly, step: int) -> Moment:
 def write(run: Assembly, at: Moment, told: dict[str, Any], folder: Path) -> None:
     """Everything a run goes on from. `told`: what its recorder has to remember."""
     collector = run.collector
-    checkpoint.save_policy(folder / "policy", collector.lm, collector.tokenizer)
+    weights.save_policy(folder / "policy", collector.lm, collector.tokenizer)
     if run.value is not None:
-        checkpoint.save_value(folder / "value", run.value.classifier, collector.tokenizer)
+        weights.save_value(folder / "value", run.value.classifier, collector.tokenizer)
     scaler = run.accelerator.scaler
     state = {
         "moment": asdict(at),
@@ -115,9 +115,9 @@ def restore_rewards(run: Assembly, state: State) -> None:
 def restore(run: Assembly, state: State) -> None:
     """Weights, optimizer, schedule, KL controller and running statistics, as they were. The reference stays the policy of the
     start."""
-    checkpoint.load_weights(state.path / "policy", run.collector.lm)
+    weights.restore(state.path / "policy", run.collector.lm)
     if run.value is not None:
-        checkpoint.load_weights(state.path / "value", run.value.classifier)
+        weights.restore(state.path / "value", run.value.classifier)
     optimizer = run.updater.optimizer
     # moments come from the checkpoint; rates, decays and the like from the config, where they may have been changed
     optimizer.load_state_dict({**state.optimizer, "param_groups": optimizer.state_dict()["param_groups"]})

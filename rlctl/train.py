@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rlctl import checkpoint, resume
+from rlctl import checkpoint, resume, weights
 from rlctl.assemble import assemble
 from rlctl.assembly import Assembly
 from rlctl.config.schema import Config, Resume
@@ -206,10 +206,11 @@ def finish(run: Assembly, recorder: Recorder, status: str, reason: str) -> Summa
     """Write the final models, answer the first step's prompt once more, sum up."""
     if recorder.is_main and recorder.history:
         tokenizer = run.collector.tokenizer
-        checkpoint.write_folder(recorder.run_dir / "policy", lambda p: checkpoint.save_policy(p, run.collector.lm, tokenizer))
+        merge = run.config.model.lora.merge
+        checkpoint.write_folder(recorder.run_dir / "policy", lambda p: weights.save_policy(p, run.collector.lm, tokenizer, merge))
         if run.value is not None and run.config.run.save_value:
             classifier = run.value.classifier
-            checkpoint.write_folder(recorder.run_dir / "value", lambda p: checkpoint.save_value(p, classifier, tokenizer))
+            checkpoint.write_folder(recorder.run_dir / "value", lambda p: weights.save_value(p, classifier, tokenizer))
     after = answer_again(run, recorder) if recorder.is_main and status != "interrupted" and recorder.before is not None else None
     summary = recorder.summary(status, reason, after)
     run.accelerator.wait_for_everyone()

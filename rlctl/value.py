@@ -39,6 +39,8 @@ def choose(config: Config, policy: Source, reward: Source | None) -> Choice:
     asked = config.value.init
     if asked is ValueInit.policy:
         return Choice(asked, "as asked")
+    if asked is ValueInit.auto and policy.adapter is not None:
+        return Choice(ValueInit.policy, "a second adapter needs no second model")
     if reward is None:  # value=reward without one is refused by the config checks
         what = "a function" if len(leaves(config.reward)) == 1 else "a sum of several"
         return Choice(ValueInit.policy, f"the reward is {what}, there is no reward model to start from")

@@ -48,5 +48,6 @@ class Algorithm(Protocol):
         """This microbatch's share of the minibatch's loss, and of its metrics.
 
         Shares add up: their sum over microbatches and devices is the loss of the minibatch, for every split of it.
-        `new.logprobs` is None in the steps that train the value model alone.
+        It is a sum of a part for each model, which are asked for one after the other: `new` has log-probabilities (and
+        entropy, if wanted) or values, or both.
         """

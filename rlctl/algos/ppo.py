@@ -60,11 +60,13 @@ class PPO:
 
     def loss(self, batch: Batch, new: Forward, counts: Counts) -> tuple[Tensor, dict[str, Tensor]]:
         """L_pi + vf_coef * L_V - entropy_coef * H, each a mean over the minibatch's tokens."""
-        assert isinstance(batch, PPOBatch) and new.values is not None
+        assert isinstance(batch, PPOBatch)
         c, mask, n = self.config, batch.loss_mask, max(counts.tokens, 1.0)
-        value_loss, value_clipped = self._value_loss(batch, new.values)
-        loss = c.vf_coef * masked_sum(value_loss, mask) / n
-        stats = {"loss/value": masked_sum(value_loss, mask) / n, "value/clipfrac": masked_sum(value_clipped, mask) / n}
+        loss, stats = torch.zeros((), device=mask.device), dict[str, Tensor]()
+        if new.values is not None:
+            value_loss, value_clipped = self._value_loss(batch, new.values)
+            loss = loss + c.vf_coef * masked_sum(value_loss, mask) / n
+            stats = {"loss/value": masked_sum(value_loss, mask) / n, "value/clipfrac": masked_sum(value_clipped, mask) / n}
         if new.logprobs is None:
             return loss, stats
         log_ratio = masked(new.logprobs - batch.old_logprobs, mask)

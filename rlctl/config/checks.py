@@ -14,6 +14,7 @@ from rlctl.config.schema import (
     CGPOOptimizer,
     Config,
     FunctionRewardConfig,
+    LoraConfig,
     PPOConfig,
     RLOOConfig,
     TermConfig,
@@ -107,6 +108,7 @@ def _together(config: Config) -> Iterator[str]:
         yield f"algo.value_warmup_steps={algo.value_warmup_steps} leaves none of the {config.steps} steps for the policy"
     yield from _reward(config)
     yield from _judges(config)
+    yield from _lora(config.model.lora)
     if not isinstance(algo, PPOConfig):
         if config.value.init is not ValueInit.auto or config.value.lr is not None:
             yield f"value={config.value.init}: algo={algo.name} has no value model; leave value out, or write algo=ppo"
@@ -116,6 +118,14 @@ def _together(config: Config) -> Iterator[str]:
         yield "algo.kl_target steers the KL in the reward; with algo.kl_in_loss=true the coefficient is fixed"
     if config.optim.warmup_updates > config.updates:
         yield f"optim.warmup_updates={config.optim.warmup_updates} is more than the {config.updates} updates of the run"
+
+
+def _lora(lora: LoraConfig) -> Iterator[str]:
+    if lora.target_modules == []:
+        yield "model.lora.target_modules is empty; write model.lora.target_modules=null for every linear layer"
+    for key, default in (("alpha", LoraConfig.alpha), ("target_modules", None)):
+        if not lora.r and getattr(lora, key) != default:
+            yield f"model.lora.{key} shapes a new adapter, and there is none without model.lora.r"
 
 
 def _judges(config: Config) -> Iterator[str]:

@@ -49,8 +49,14 @@ def _default(f: dataclasses.Field[Any]) -> str:
 
 
 def keys(cls: type, prefix: str) -> list[Key]:
-    """The keys of one config class in order, the ones it inherits first."""
-    return [Key(f"{prefix}{f.name}", _default(f), _doc(cls, f.name)) for f in dataclasses.fields(cls)]
+    """The keys of one config class in order, the ones it inherits first; a group inside it gives its own."""
+    found: list[Key] = []
+    for f in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(f.default_factory):
+            found += keys(f.default_factory, f"{prefix}{f.name}.")  # type: ignore[arg-type]
+        else:
+            found.append(Key(f"{prefix}{f.name}", _default(f), _doc(cls, f.name)))
+    return found
 
 
 def groups() -> list[tuple[str, str, list[Key]]]:

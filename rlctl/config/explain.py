@@ -42,7 +42,7 @@ _ALIASES = {
 }
 
 
-_LISTS = ("rollout.stop",)
+_LISTS = ("rollout.stop", "model.lora.target_modules")
 
 
 def nearest_key(key: str) -> str | None:

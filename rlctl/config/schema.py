@@ -129,11 +129,26 @@ class MixedPrecision(StrEnum):
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Train a small adapter beside frozen weights (arXiv 2106.09685) instead of the weights themselves."""
+
+    r: Optional[int] = bounded(None, ge=0)
+    """Rank of a new adapter. null or 0: none, all weights are trained; an adapter given as model.path is trained as it is."""
+    alpha: int = bounded(32, ge=1)
+    """A new adapter's output is scaled by alpha / r."""
+    target_modules: Optional[List[str]] = None
+    """Names of the layers that a new adapter changes: [q_proj, v_proj]. null: every linear layer but the output layer."""
+    merge: bool = False
+    """Write the final policy/ as a whole model with the adapter merged into it. false: the adapter alone, which peft loads."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The policy."""
 
     path: str = "builtin"
-    """A folder or hub id of a decoder-only transformers model; `builtin` is the tiny one that ships with rlctl."""
+    """A folder or hub id of a decoder-only transformers model, or of a LoRA adapter to train on; `builtin` is the tiny model
+    that ships with rlctl."""
     revision: Optional[str] = None
     """Branch, tag or commit of a hub id."""
     dtype: Dtype = Dtype.auto
@@ -144,6 +159,7 @@ class ModelConfig:
     """Run Python code that a model repository brings. Off unless you trust it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time per update."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True)
@@ -407,10 +423,11 @@ class ValueConfig:
     """The value model (PPO)."""
 
     init: ValueInit = ValueInit.auto
-    """auto: from the reward model if it is a decoder of the policy's vocabulary, else from the policy.
-    policy: the policy's backbone and a fresh head near 0. reward: backbone and head of the reward model."""
+    """auto: from the reward model if it is a decoder of the policy's vocabulary, else (and always under LoRA) from the policy.
+    policy: the policy's backbone and a fresh head near 0; under LoRA an adapter of its own on the policy's frozen weights.
+    reward: backbone and head of the reward model, trained whole."""
     lr: Optional[float] = bounded(None, gt=0)
-    """Learning rate of the value model. null: the policy's."""
+    """Learning rate of the value model. null: the policy's; a tenth of it if only the policy is trained by LoRA."""
 
 
 @dataclass(frozen=True)
@@ -418,7 +435,8 @@ class OptimConfig:
     """AdamW and its schedule. One update is one optimizer step."""
 
     lr: Optional[float] = bounded(None, ge=0)
-    """Peak learning rate. null: 3 / N^(2/3) for a policy of N parameters, at most 1e-3; printed at the start."""
+    """Peak learning rate. null: 3 / N^(2/3) for a policy of N parameters, at most 1e-3, and ten times that for a LoRA adapter
+    on it; printed at the start."""
     schedule: Schedule = Schedule.linear
     """linear and cosine reach 0 after the last planned update; constant stays."""
     warmup_updates: int = bounded(0, ge=0)
