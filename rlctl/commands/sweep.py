@@ -1,0 +1,139 @@
+"""A sweep as a whole, in the process that was started: checks before, Ctrl-C meanwhile, the table after.
+
+What became of the members is read from their folders: they may have run in other processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from rlctl import lock, runs
+from rlctl.commands.member import Member, SweepEnded
+from rlctl.commands.notes import Notes, Stop
+from rlctl.commands.runs import row_of
+from rlctl.config import compose
+from rlctl.config.sweep import SweepPlan, decisive
+from rlctl.console.runs import RunRow, print_sweep
+from rlctl.errors import ConfigError
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+def run(plan: SweepPlan, argv: list[str], recipe: Path | None, command: str, show_traceback: bool) -> int:
+    """Run the members that are not finished yet; the highest of their exit statuses, 130 after an interrupt.
+
+    Raises:
+        ConfigError: the folder is in use, or holds another sweep.
+    """
+    refuse_another(plan)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    notes, before = Notes(plan.folder), {}
+    with lock.hold(plan.folder) as held:
+        if held is None:
+            raise ConfigError(f"{plan.folder} is in use", "a sweep runs there", "wait for it, or a new folder: leave hydra.sweep.dir out")
+        notes.clear()
+        (plan.folder / "sweep.json").write_text(json.dumps({"command": command, "members": plan.members}) + "\n")
+        gpus = tuple(visible_gpus()) if plan.gpus_wanted else ()
+        several = [set(m) for m in plan.members or []]
+        common = frozenset(set.intersection(*several)) if len(several) > 1 else frozenset()
+        member = Member(plan.folder, command, show_traceback, plan.fail_fast, plan.here, plan.quiet, common, gpus)
+        try:
+            with _interrupts(notes):
+                compose.run([*argv, *plan.overrides], recipe, member.run, member.refuse)
+        except SweepEnded:
+            pass
+        finally:
+            before = notes.read()
+            if before and not plan.quiet:
+                sys.stdout.write("\n")
+                print_sweep(rows(plan, notes))
+    statuses = [note.status if note.status is not None else 1 for note in before.values()]
+    return 130 if notes.stopped >= Stop.interrupted else max(statuses, default=0)
+
+
+def refuse_another(plan: SweepPlan) -> None:
+    """Refuse a folder whose members are not this sweep's.
+
+    Raises:
+        ConfigError: a member's recorded overrides are others.
+    """
+    for number, now in enumerate(plan.members or []):
+        recorded = plan.folder / str(number) / ".hydra" / "overrides.yaml"
+        then = yaml.safe_load(recorded.read_text()) if recorded.is_file() else now
+        if decisive(then) != decisive(now):
+            raise ConfigError(
+                f"{plan.folder} holds another sweep",
+                f"member {number} there: {' '.join(then)}\nmember {number} here: {' '.join(now)}",
+                "a new folder: leave hydra.sweep.dir out",
+            )
+
+
+def rows(plan: SweepPlan, notes: Notes) -> list[RunRow]:
+    """One row a member, those that did not run too."""
+    found, out = notes.read(), []
+    for number in sorted({*found, *range(len(plan.members or []))}):
+        note = found.get(number)
+        if note is None:
+            overrides = (plan.members or [])[number]
+            out.append(RunRow(number, overrides, "not run", run_dir=str(plan.folder / str(number))))
+        elif note.action == "refused":
+            out.append(RunRow(number, note.overrides, "failed", error=note.remark, run_dir=note.run_dir))
+        else:
+            remark = f"{note.remark}, skipped" if note.action == "skipped" else ""
+            out.append(row_of(runs.read(Path(note.run_dir)), number, note.overrides, remark))
+    return out
+
+
+@contextmanager
+def _interrupts(notes: Notes) -> Iterator[None]:
+    """Ctrl-C and SIGTERM become a note that all members read, wherever they run.
+
+    The signals are blocked, which child processes inherit: Ctrl-C reaches every process of the terminal, and a launcher's
+    processes would die of it before their members end in good order.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while True:
+            signal.sigwait(_SIGNALS)
+            if ended.is_set():
+                return
+            if notes.stopped is Stop.killed:
+                os._exit(130)
+            again = notes.stopped is Stop.interrupted
+            notes.stop(Stop.killed if again else Stop.interrupted)
+            sys.stderr.write("ended\n" if again else "interrupted: what trains ends in good order; once more ends it at once\n")
+
+    watcher = threading.Thread(target=watch, daemon=True, name="interrupts")
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        assert watcher.ident is not None
+        signal.pthread_kill(watcher.ident, signal.SIGINT)
+        watcher.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs to share out, as CUDA_VISIBLE_DEVICES names them."""
+    if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in listed.split(",") if name.strip()]
+    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+        return []
+    # asked of torch in a process of its own: it is slow to import, and would hold memory on every GPU
+    code = "import sys, torch; sys.stdout.write(str(torch.cuda.device_count()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return [str(i) for i in range(int(done.stdout))] if done.stdout.isdigit() else []
