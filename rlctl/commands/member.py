@@ -45,6 +45,8 @@ class Member:
     def run(self, job: compose.Job) -> None:
         """Do with a member what is to be done; what goes wrong with it is shown and noted."""
         assert job.number is not None
+        if not self.here:  # Ctrl-C reaches a launcher's processes as well; the sweep's own process passes it on
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         notes = Notes(self.sweep)
         self._end_if_stopped(notes)
         if notes.stopped:

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +24,6 @@ from rlctl.config import compose
 from rlctl.config.sweep import SweepPlan, decisive
 from rlctl.console.runs import RunRow, print_sweep
 from rlctl.errors import ConfigError
-
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 def run(plan: SweepPlan, argv: list[str], recipe: Path | None, command: str, show_traceback: bool) -> int:
@@ -52,6 +49,9 @@ def run(plan: SweepPlan, argv: list[str], recipe: Path | None, command: str, sho
                 compose.run([*argv, *plan.overrides], recipe, member.run, member.refuse)
         except SweepEnded:
             pass
+        except Exception:  # a launcher's processes take some signals, too, and it complains of their end
+            if notes.stopped < Stop.interrupted:
+                raise
         finally:
             before = notes.read()
             if before and not plan.quiet:
@@ -96,35 +96,24 @@ def rows(plan: SweepPlan, notes: Notes) -> list[RunRow]:
 
 @contextmanager
 def _interrupts(notes: Notes) -> Iterator[None]:
-    """Ctrl-C and SIGTERM become a note that all members read, wherever they run.
+    """Ctrl-C and SIGTERM become a note that all members read, wherever they run: an exception here would end them at once."""
 
-    The signals are blocked, which child processes inherit: Ctrl-C reaches every process of the terminal, and a launcher's
-    processes would die of it before their members end in good order.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    ended = threading.Event()
+    def asked(*_: object) -> None:
+        if notes.stopped is Stop.killed:
+            raise KeyboardInterrupt
+        again = notes.stopped is Stop.interrupted
+        notes.stop(Stop.killed if again else Stop.interrupted)
+        os.write(2, b"interrupted again: what trains is ended\n" if again else b"interrupted: what trains ends in good order\n")
 
-    def watch() -> None:
-        while True:
-            signal.sigwait(_SIGNALS)
-            if ended.is_set():
-                return
-            if notes.stopped is Stop.killed:
-                os._exit(130)
-            again = notes.stopped is Stop.interrupted
-            notes.stop(Stop.killed if again else Stop.interrupted)
-            sys.stderr.write("ended\n" if again else "interrupted: what trains ends in good order; once more ends it at once\n")
-
-    watcher = threading.Thread(target=watch, daemon=True, name="interrupts")
-    watcher.start()
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, asked)
     try:
         yield
     finally:
-        ended.set()
-        assert watcher.ident is not None
-        signal.pthread_kill(watcher.ident, signal.SIGINT)
-        watcher.join()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def visible_gpus() -> list[str]:
