@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlctl.errors import ConfigError
+
 _PATIENCE = 0.3
 """Seconds: somebody who only asks whether a folder is held holds it for a moment."""
 
@@ -27,6 +29,19 @@ def hold(path: Path, patience: float = _PATIENCE) -> Iterator[int | None]:
         yield handle if _lock(handle, patience) else None
     finally:
         os.close(handle)
+
+
+@contextmanager
+def take(folder: Path) -> Iterator[int]:
+    """`hold`, for who cannot go on without it.
+
+    Raises:
+        ConfigError: somebody else holds it.
+    """
+    with hold(folder) as handle:
+        if handle is None:
+            raise ConfigError(f"{folder} is in use", "another process trains there", "wait for it, or end it")
+        yield handle
 
 
 def held(path: Path) -> bool:

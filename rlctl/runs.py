@@ -42,7 +42,7 @@ class Run:
     best_step: int | None = None
     overrides: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
-    """As typed, split: ["rlctl", "train", ...]."""
+    """As typed first, split: ["rlctl", "train", ...]."""
 
     @property
     def number(self) -> int | None:
@@ -106,10 +106,11 @@ def _read(folder: Path, started: float) -> Run:
     # without a summary it goes on, or was ended before it could sum up
     told = {k: summary.get(k) for k in ("steps_done", "seconds", "first", "last", "best_score", "best_step")}
     told |= {} if told["last"] else _told_by_metrics(folder)
-    command = (folder / "command.txt").read_text().strip() if (folder / "command.txt").is_file() else ""
+    typed = (folder / "command.txt").read_text().splitlines() if (folder / "command.txt").is_file() else []
+    command = shlex.split(typed[0]) if typed else []
     return Run(
         folder, str(status), str(summary.get("reason") or ""), steps=_planned(folder), started=started,
-        overrides=_overrides(folder), command=shlex.split(command), **{k: v for k, v in told.items() if v is not None},
+        overrides=_overrides(folder), command=command, **{k: v for k, v in told.items() if v is not None},
     )  # fmt: skip
 
 

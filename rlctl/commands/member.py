@@ -5,7 +5,6 @@ It knows nothing of the other members but that the sweep was asked to stop.
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlctl import lock, runs
+from rlctl import continuing, lock, runs
 from rlctl.commands.notes import Note, Notes, Stop
 from rlctl.commands.run_folder import holds_run, summary_of, write_record, write_summary
-from rlctl.config import compose, sweep
-from rlctl.config.schema import Config
+from rlctl.config import compose
+from rlctl.config.schema import Config, Resume
 from rlctl.console.numbers import duration, number
 from rlctl.errors import ConfigError, RlctlError
 
@@ -76,20 +75,19 @@ class Member:
             raise SweepEnded
 
     def _run(self, job: compose.Job, note: Note, notes: Notes) -> Note:
-        with lock.hold(job.run_dir) as held:
-            if held is None:
-                raise ConfigError(f"{job.run_dir} is in use", "a process trains there", "wait for it, or end it")
+        with lock.take(job.run_dir) as held:
             note = decide(job, note)
             self._say(note)
             if note.action == "skipped":
                 return replace(note, status=0)
             notes.write(note)
-            config = sweep.going_on(job.config) if note.action == "goes on" else job.config
-            if note.action != "starts":
-                set_aside(job.run_dir, ("summary.json", "policy", "value") if note.action == "goes on" else None)
-            self._prepare(replace(job, config=config))
+            if note.action == "goes on":
+                job = take_up(job)
+            elif note.action == "starts anew":
+                set_aside(job.run_dir)
+            self._prepare(job)
             with self._gpu(job) as environment:
-                status = self._train(config, environment, held, notes)
+                status = self._train(job.config, environment, held, notes)
             if status > 128 and notes.stopped >= Stop.interrupted:  # a signal of ours that came before it could take it in good order
                 status = 130
             settle(job.run_dir, status)
@@ -111,12 +109,12 @@ class Member:
 
     def _train(self, config: Config, environment: dict[str, str], held: int, notes: Notes) -> int:
         from rlctl import launch
+        from rlctl.processes import Child
 
         output = None if self.here else Path(config.run.dir) / "console.log"
         level = {Stop.interrupted: 1, Stop.killed: 2}
-        return launch.run_process(
-            config, self.show_traceback, environment, output, (held,), lambda: level.get(notes.stopped, 0)
-        )  # fmt: skip
+        child = Child(environment, output, (held,), lambda: level.get(notes.stopped, 0))
+        return launch.run_process(config, self.show_traceback, child)
 
     @contextmanager
     def _gpu(self, job: compose.Job) -> Iterator[dict[str, str]]:
@@ -199,8 +197,8 @@ def decide(job: compose.Job, note: Note) -> Note:
                 "a new folder: leave hydra.sweep.dir out",
             )
         return replace(note, action="skipped", remark=f"{status} before")
-    if step := sweep.CAN_RESUME and not differing and newest_checkpoint(folder):
-        return replace(note, action="goes on", remark=f"{status} before, from step {step}")
+    if not differing and (step := continuing.steps_done(folder)):
+        return replace(note, action="goes on", remark=f"{status} before, after step {step}")
     return replace(note, action="starts anew", remark=f"{status} before")
 
 
@@ -208,21 +206,24 @@ def _differing(folder: Path, config: Config) -> list[str]:
     if not (folder / "config.yaml").is_file():
         return ["it has no config.yaml"]
     try:
-        return sweep.changed(compose.load(folder / "config.yaml"), config)
+        found = continuing.changes(compose.load(folder / "config.yaml"), config)
     except ConfigError as error:
         return [error.what, *(error.why or "").splitlines()]
+    return [str(change) for change in found if not change.key.startswith("score.")]
 
 
-def newest_checkpoint(folder: Path) -> int:
-    """Step of the newest complete checkpoint, 0 without one: they are written aside and renamed, so every one there is complete."""
-    names = (re.fullmatch(r"step_(\d{6,})", p.name) for p in (folder / "checkpoints").glob("step_*"))
-    return max((int(found[1]) for found in names if found), default=0)
+def take_up(job: compose.Job) -> compose.Job:
+    """The job of a run that goes on from its newest checkpoint, which the run's record is told."""
+    if continuing.steps_done(job.run_dir) < job.config.steps:  # else only its end is missing
+        continuing.take_up(compose.load(job.run_dir / "config.yaml"), job.config, job.run_dir)
+    (job.run_dir / "summary.json").unlink(missing_ok=True)
+    return replace(job, config=replace(job.config, run=replace(job.config.run, resume=Resume.auto)))
 
 
-def set_aside(folder: Path, names: tuple[str, ...] | None) -> None:
-    """Move files of an earlier attempt to earlier/N/ in the same folder; None: all of them."""
+def set_aside(folder: Path) -> None:
+    """Move what an earlier attempt left to earlier/N/ in the same folder."""
     earlier = folder / "earlier"
-    moved = [p for p in folder.iterdir() if p != earlier and (names is None or p.name in names)]
+    moved = [p for p in folder.iterdir() if p != earlier]
     target = earlier / str(sum(1 for _ in earlier.glob("*")) + 1)
     target.mkdir(parents=True)
     for path in moved:

@@ -15,27 +15,27 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "summary.json"))
 
 
-def open_run_folder(job: compose.Job, command: str) -> None:
-    """Claim the job's folder and write Hydra's record and the command into it.
+def claim(folder: Path) -> None:
+    """Refuse a folder that holds a run already.
 
     Raises:
-        ConfigError: it holds a run already.
+        ConfigError: it does.
     """
-    if holds_run(job.run_dir):
+    if holds_run(folder):
         raise ConfigError(
-            f"the run folder {job.run_dir} holds a run already",
+            f"the run folder {folder} holds a run already",
             "a run never writes over another",
             "leave hydra.run.dir out, or give it a new folder",
         )
-    write_record(job, command)
 
 
 def write_record(job: compose.Job, command: str) -> None:
-    """Hydra's record of the job, and the command."""
+    """What was typed, and Hydra's record of it; of a run that goes on, beside what was typed first."""
     (job.run_dir / ".hydra").mkdir(exist_ok=True)
     for name, text in job.hydra_files.items():
         (job.run_dir / ".hydra" / name).write_text(text)
-    (job.run_dir / "command.txt").write_text(command + "\n")
+    with (job.run_dir / "command.txt").open("a") as file:
+        file.write(command + "\n")
 
 
 def write_summary(folder: Path, status: str, reason: str) -> None:

@@ -140,7 +140,7 @@ def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None], refus
         except (ConfigError, OmegaConfBaseException) as error:
             if refuse is not None:
                 known = error if isinstance(error, ConfigError) else _cannot_compose([explain.composition(error)])
-                refuse(Refused(_run_dir(), _overrides(), _number(), known))
+                refuse(Refused(*_place(), known))
             elif isinstance(error, ConfigError):
                 refused.append(error)
             else:
@@ -194,21 +194,15 @@ def _cannot_compose(lines: list[str]) -> ConfigError:
     return ConfigError("the config cannot be composed", "\n".join(lines), "rlctl train --help lists every option and key")
 
 
-def _run_dir() -> Path:
-    return Path(HydraConfig.get().runtime.output_dir).resolve()
-
-
-def _number() -> int | None:
+def _place() -> tuple[Path, list[str], int | None]:
+    """Folder, overrides and sweep number of the job that Hydra is about to run."""
     hydra = HydraConfig.get()
-    return int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None
-
-
-def _overrides() -> list[str]:
-    return explain.of_one_run(HydraConfig.get().overrides.task)
+    number = int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None
+    return Path(hydra.runtime.output_dir).resolve(), explain.of_one_run(hydra.overrides.task), number
 
 
 def _job(cfg: DictConfig, recipe: Path | None) -> Job:
-    hydra, run_dir, overrides = HydraConfig.get(), _run_dir(), _overrides()
+    hydra, (run_dir, overrides, number) = HydraConfig.get(), _place()
     if "args" in cfg.reward and "args" not in {f.name for f in fields(OPTIONS["reward"][cfg.reward.kind])}:
         why = f"reward.args: reward={cfg.reward.kind} takes no arguments; reward=fn has them, and the terms of reward=weighted"
         raise _cannot_compose([why])
@@ -219,7 +213,7 @@ def _job(cfg: DictConfig, recipe: Path | None) -> Job:
     typed = resolve_paths(typed, overrides, recipe)
     record = {"config.yaml": cfg, "overrides.yaml": OmegaConf.create(overrides), "hydra.yaml": OmegaConf.create({"hydra": hydra})}
     files = {name: OmegaConf.to_yaml(node) for name, node in record.items()}
-    return Job(typed, run_dir, overrides, _number(), files)
+    return Job(typed, run_dir, overrides, number, files)
 
 
 def check(config: Config) -> None:

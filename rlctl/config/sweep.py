@@ -6,7 +6,7 @@ Which of the members need not run, and what became of them, is not known here.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlctl.config import compose, explain
 from rlctl.config.paths import conf_dir
-from rlctl.config.schema import Config, ConsoleMode, RunConfig
+from rlctl.config.schema import ConsoleMode
 from rlctl.errors import ConfigError
 
 _HERE, _JOBLIB = "BasicLauncher", "JoblibLauncher"
-# what may differ between two starts of one run: how it is shown, where it lies, and that it goes on
-_ASIDE = ("sweep", "console", "score", "run.dir", "run.import_paths", "run.resume")
+# overrides that do not change what is trained
+_ASIDE = ("sweep", "console", "score", "run.resume")
 
 
 @dataclass(frozen=True)
@@ -126,25 +126,3 @@ def _is_of(key: str, names: tuple[str, ...]) -> bool:
 def decisive(overrides: list[str]) -> list[str]:
     """Those that say what is trained, in a fixed order."""
     return sorted(o for o in overrides if not _is_of(o.lstrip("+~").partition("=")[0], _ASIDE))
-
-
-def changed(then: Config, now: Config) -> list[str]:
-    """Keys that make two configs different trainings, each with both values."""
-    before, after = dict(_leaves(then, "")), dict(_leaves(now, ""))
-    keys = [k for k in {**before, **after} if before.get(k) != after.get(k) and not _is_of(k, _ASIDE)]
-    return [f"{k}: {before.get(k, '-')} then, {after.get(k, '-')} now" for k in keys]
-
-
-def _leaves(node: Any, prefix: str) -> list[tuple[str, Any]]:
-    inside = {f.name: getattr(node, f.name) for f in fields(node)} if is_dataclass(node) else node
-    if not isinstance(inside, dict) or not inside:
-        return [(prefix.rstrip("."), node)]
-    return [leaf for name, value in inside.items() for leaf in _leaves(value, f"{prefix}{name}.")]
-
-
-CAN_RESUME = any(f.name == "resume" for f in fields(RunConfig))
-
-
-def going_on(config: Config) -> Config:
-    """The config of a run that goes on from its newest checkpoint."""
-    return replace(config, run=replace(config.run, resume="auto"))  # type: ignore[call-arg]
