@@ -95,9 +95,8 @@ def read(folder: Path) -> Run:
     started = min((_changed(p) for name in ("command.txt", "config.yaml", "metrics.jsonl") if (p := folder / name).is_file()), default=0.0)
     try:
         return _read(folder, started or _changed(folder))
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        why = str(error).strip().splitlines() or [type(error).__name__]
-        return Run(folder, "broken", f"{type(error).__name__}: {why[0]}", started=started)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return Run(folder, "broken", (str(error).strip().splitlines() or [type(error).__name__])[0], started=started)
 
 
 def _read(folder: Path, started: float) -> Run:
@@ -131,15 +130,25 @@ def _told_by_metrics(folder: Path) -> dict[str, Any]:
 
 
 def _yaml(path: Path) -> Any:
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path.name} is no YAML: {' '.join(str(error).split())}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
+    return _object(path.read_bytes(), path.name)
+
+
+def _object(text: bytes, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds no object")
+        raise ValueError(f"{name} holds no object")
     return found
 
 
@@ -153,8 +162,8 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
-    rows = [json.loads(line) for line in lines if line.strip()]
-    if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+    rows = [_object(line, f"metrics.jsonl, line {i},") for i, line in enumerate(lines, 1)]
+    if not all(isinstance(row.get("step"), int) for row in rows):
         raise ValueError("metrics.jsonl holds a line without a step")
     return rows
 

@@ -155,7 +155,8 @@ def _line(found: Run | Sweep, sort: str | None) -> RunRow:
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.started))
     if best is None:
         return RunRow(None, [], f"sweep of {count}", run_dir=str(found.path), date=date, remark=told)
-    row = row_of(best, None, best.overrides, f"{told}; best: {best.path.name}", sort)
+    common = set.intersection(*(set(m.overrides) for m in found.members)) if len(found.members) > 1 else set()
+    row = row_of(best, None, [f"best: {best.path.name}", *(o for o in best.overrides if o not in common)], told, sort)
     return RunRow(**{**vars(row), "status": f"sweep of {count}", "error": None, "run_dir": str(found.path), "date": date})
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from rlctl import lock, runs
 from rlctl.commands.member import Member, SweepEnded
 from rlctl.commands.notes import Notes, Stop
 from rlctl.commands.runs import row_of
-from rlctl.config import compose
+from rlctl.config import compose, explain
 from rlctl.config.sweep import SweepPlan, decisive
 from rlctl.console.runs import RunRow, print_sweep
 from rlctl.errors import ConfigError
@@ -34,10 +36,8 @@ def run(plan: SweepPlan, argv: list[str], recipe: Path | None, command: str, sho
     """
     refuse_another(plan)
     plan.folder.mkdir(parents=True, exist_ok=True)
-    notes, before = Notes(plan.folder), {}
-    with lock.hold(plan.folder) as held:
-        if held is None:
-            raise ConfigError(f"{plan.folder} is in use", "a sweep runs there", "wait for it, or a new folder: leave hydra.sweep.dir out")
+    notes = Notes(plan.folder)
+    with lock.take(plan.folder):
         notes.clear()
         (plan.folder / "sweep.json").write_text(json.dumps({"command": command, "members": plan.members}) + "\n")
         gpus = tuple(visible_gpus()) if plan.gpus_wanted else ()
@@ -53,12 +53,18 @@ def run(plan: SweepPlan, argv: list[str], recipe: Path | None, command: str, sho
             if notes.stopped < Stop.interrupted:
                 raise
         finally:
-            before = notes.read()
-            if before and not plan.quiet:
-                sys.stdout.write("\n")
-                print_sweep(rows(plan, notes))
-    statuses = [note.status if note.status is not None else 1 for note in before.values()]
-    return 130 if notes.stopped >= Stop.interrupted else max(statuses, default=0)
+            found = notes.read()
+            if (found or notes.stopped) and not plan.quiet:
+                _print_table(rows(plan, notes), command, plan.folder)
+    if notes.stopped >= Stop.interrupted:
+        return 130
+    return max((1 if note.status is None else note.status for note in found.values()), default=0)
+
+
+def _print_table(table: list[RunRow], command: str, folder: Path) -> None:
+    undone = any(row.status not in ("finished", "stopped") for row in table)
+    sys.stdout.write("\n")
+    print_sweep(table, go_on=again(command, folder) if undone else "")
 
 
 def refuse_another(plan: SweepPlan) -> None:
@@ -92,6 +98,15 @@ def rows(plan: SweepPlan, notes: Notes) -> list[RunRow]:
             remark = f"{note.remark}, skipped" if note.action == "skipped" else ""
             out.append(row_of(runs.read(Path(note.run_dir)), number, note.overrides, remark))
     return out
+
+
+def again(command: str, folder: Path) -> str:
+    """The command that goes on with a sweep, ready to paste."""
+    if any(word.startswith("hydra.sweep.dir=") for word in shlex.split(command)):
+        return command
+    override = f"hydra.sweep.dir={folder}"
+    plain = re.fullmatch(r"[\w./=-]+", override) is not None
+    return f"{command} {override if plain else explain.quoted(override)}"
 
 
 @contextmanager

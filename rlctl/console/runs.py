@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rlctl.console.numbers import duration, number
-from rlctl.console.stream import make_console, say
+from rlctl.console.stream import make_console, say, say_labelled
 from rlctl.console.text import clean
 
 UNBOUNDED = 100_000
 """Width without a terminal: nothing has to be shortened or broken there."""
-WIDE = 120
-"""From this width on a run's overrides have a column of their own."""
 
 _STYLES = {"failed": "red", "broken": "red", "interrupted": "yellow", "unfinished": "yellow", "running": "cyan", "not run": "dim"}
 
@@ -75,9 +74,14 @@ def differing(rows: Sequence[RunRow]) -> list[list[str]]:
     return [[text for text in row.overrides if text not in common] for row in rows]
 
 
-def print_sweep(rows: Sequence[RunRow], stream: TextIO | None = None) -> None:
-    """What a sweep ends with: the members, the highest last score first, and the winner."""
+def print_sweep(rows: Sequence[RunRow], stream: TextIO | None = None, go_on: str = "") -> None:
+    """What a sweep ends with: the members, the highest last score first, the winner, and how to go on with what is not finished."""
     print_leaderboard(ranked(rows), "", stream)
+    if go_on:
+        console = _console(stream)
+        say(console)
+        say(console, ("to go on:", "bold"))
+        say(console, f"  {clean(go_on)}")
 
 
 def print_leaderboard(rows: Sequence[RunRow], extra: str = "", stream: TextIO | None = None) -> None:
@@ -98,11 +102,63 @@ def print_leaderboard(rows: Sequence[RunRow], extra: str = "", stream: TextIO | 
 
 
 def print_runs(rows: Sequence[RunRow], extra: str = "", hidden: int = 0, stream: TextIO | None = None) -> None:
-    """Runs and whole sweeps, a line each. `hidden`: how many more there are."""
+    """Runs and whole sweeps: numbers and folder in one line, what was changed beside them or, for want of room, below.
+
+    hidden: how many more there are.
+    """
     console = _console(stream)
-    console.print(_listing(rows, extra, console.width), soft_wrap=False)
+    headings = ["started", "status", "steps", "score", "best", "kl", "time", *([extra] if extra else [])]
+    cells = [_numbers(row, extra) for row in rows]
+    widths = [max(cell_len(c) for c in column) for column in zip(headings, *cells, strict=True)]
+    folders = [clean(row.run_dir) for row in rows]
+    folder_width = max(map(cell_len, folders), default=0)
+    say(console, (_line(headings, widths), "dim"), ("  run", "dim"))
+    for row, numbers, folder in zip(rows, cells, folders, strict=True):
+        line = Text(_line(numbers, widths))
+        start = widths[0] + 2
+        line.stylize(_STYLES.get(row.status, ""), start, start + cell_len(row.status))
+        more = [(clean("  ".join(row.overrides)), ""), (clean(_first_line(row.error)), "red"), (clean(row.remark), "dim")]
+        _place(console, line, [(folder + " " * (folder_width - cell_len(folder)), ""), *more])
     if hidden:
-        say(console, (f"and {hidden} older; --all shows them", "dim"))
+        say(console, (f"and {hidden} more; --all shows them", "dim"))
+
+
+def _numbers(row: RunRow, extra: str) -> list[str]:
+    steps = "-" if row.steps_done is None else f"{row.steps_done}/{row.steps}" if row.steps is not None else str(row.steps_done)
+    numbers = [steps, number(row.last_score), number(row.best_score), number(row.last_kl), duration(row.seconds)]
+    return [row.date, row.status, *numbers, *([number(row.extra)] if extra else [])]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+
+
+def _place(console: Console, line: Text, parts: Sequence[tuple[str, str]]) -> None:
+    """A line with as many of the parts as have room, in order; the others below it, indented, a part too long for a line broken."""
+    for text, style in parts:
+        if not text.strip():
+            continue
+        if line.cell_len + 2 + cell_len(text.rstrip()) <= console.width:
+            line.append("  ").append(text, style)
+            continue
+        _end(console, line)
+        line = Text("    ")
+        if cell_len(text.rstrip()) <= console.width - 4:
+            line.append(text.rstrip(), style)
+        else:
+            say_labelled(console, "    ", "", text.rstrip(), style)
+            line = Text("  ")
+    _end(console, line)
+
+
+def _end(console: Console, line: Text) -> None:
+    line.rstrip()
+    if line:
+        console.print(line, soft_wrap=True)
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
 
 
 def _console(stream: TextIO | None) -> Console:
@@ -112,18 +168,11 @@ def _console(stream: TextIO | None) -> Console:
     return console
 
 
-def _table(right: Sequence[str], left: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in right:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in left:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
 def _board(rows: Sequence[RunRow], extra: str) -> Table:
-    headings = ["#", "score", "first", "best", "kl", "time"]
-    table = _table([*headings, extra] if extra else headings, ["overrides that differ"])
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("#", "score", "first", "best", "kl", "time", *([extra] if extra else [])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("overrides that differ", overflow="fold")
     for i, (row, overrides) in enumerate(zip(rows, differing(rows), strict=True)):
         unscored = row.status in ("failed", "broken", "not run")
         cells = [
@@ -145,8 +194,7 @@ def _explained(row: RunRow, overrides: Sequence[str]) -> Text:
     """The overrides, and below them why the member is not simply finished."""
     text = Text(clean("  ".join(overrides)) or "-")
     if row.status in ("failed", "broken"):
-        first_line = (row.error or "no error was recorded").strip().splitlines()[0]
-        text.append(f"\n{clean(first_line)}", "red")
+        text.append(f"\n{clean(_first_line(row.error) or 'no error was recorded')}", "red")
     elif row.status not in ("finished", "not run"):
         text.append(f"\n{clean(row.status)}{_of_steps(row)}", _STYLES.get(row.status, "yellow"))
     if row.remark:
@@ -158,29 +206,3 @@ def _of_steps(row: RunRow) -> str:
     if row.steps_done is None or row.steps is None or row.steps_done >= row.steps:
         return ""
     return f" after {row.steps_done} of {row.steps} steps"
-
-
-def _listing(rows: Sequence[RunRow], extra: str, width: int) -> Table:
-    headings = ["steps", "score", "best", "kl", "time", *([extra] if extra else [])]
-    wide = width >= WIDE
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("started", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("run", overflow="fold", no_wrap=False)
-    if wide:
-        table.add_column("overrides", overflow="fold")
-    for row in rows:
-        style = _STYLES.get(row.status, "")
-        steps = "-" if row.steps_done is None else f"{row.steps_done}/{row.steps}" if row.steps is not None else str(row.steps_done)
-        numbers = [steps, number(row.last_score), number(row.best_score), number(row.last_kl), duration(row.seconds)]
-        numbers += [number(row.extra)] if extra else []
-        told = Text(clean("  ".join(row.overrides)) or ("-" if wide else ""), "" if wide else "dim")
-        for note, colour in ((row.error, "red"), (row.remark, "dim")):
-            if note:
-                told.append(("\n" if told else "") + clean(note.strip().splitlines()[0]), colour)
-        run = Text(clean(row.run_dir))
-        cells = [run, told] if wide else [Text("\n").join([run, told]) if told else run]
-        table.add_row(Text(row.date), Text(row.status, style), *map(Text, numbers), *cells)
-    return table
