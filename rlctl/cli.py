@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "rlctl.commands.train",
     "resume": "rlctl.commands.resume",
     "score": "rlctl.commands.score",
+    "runs": "rlctl.commands.runs",
 }
 """Command -> the module whose `run(argv, show_traceback) -> exit status` is it."""
 

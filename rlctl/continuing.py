@@ -15,7 +15,7 @@ from rlctl import checkpoint
 from rlctl.config.schema import Config
 from rlctl.errors import ConfigError
 
-FREE = ("run.dir", "run.resume", "run.import_paths", "console.mode")
+FREE = ("run.dir", "run.resume", "run.import_paths", "console.mode", "sweep.parallel", "sweep.fail_fast")
 """Keys whose change is no news."""
 FIXED = ("seed", "model.path", "algo.name", "data.path", "data.split", "data.name", "data.limit", "data.prompt_column")
 """Keys that make it another run."""

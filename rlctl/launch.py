@@ -8,13 +8,14 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from rlctl.config import compose
 from rlctl.config.schema import Config
 from rlctl.console import open_console, print_error, print_score
 from rlctl.errors import RlctlError
-from rlctl.processes import run_child
+from rlctl.processes import Child, run_child
 
 INTERRUPTED = 130
 
@@ -90,21 +91,19 @@ def report(error: RlctlError, show_traceback: bool) -> None:
     print_error(error.lines())
 
 
-def run(config: Config, alone: bool, show_traceback: bool = False) -> int:
-    """Train a saved config and return the exit status: here, or, for a member of a sweep and for several processes, elsewhere."""
-    if config.launch.processes > 1:
-        return run_several(config, show_traceback)
-    return run_here(config, show_traceback) if alone else run_process(config, show_traceback)
+def run(config: Config, show_traceback: bool = False) -> int:
+    """Train a saved config and return the exit status: here, or in several processes."""
+    return run_several(config, show_traceback) if config.launch.processes > 1 else run_here(config, show_traceback)
 
 
 def _worker(config: Config, show_traceback: bool) -> list[str]:
     return ["-m", "rlctl.worker", config.run.dir, *(["--traceback"] if show_traceback else [])]
 
 
-def run_process(config: Config, show_traceback: bool) -> int:
-    """Train in a new process that reads the run folder's config.yaml; the exit status."""
-    environment = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
-    return run_child([sys.executable, *_worker(config, show_traceback)], environment)
+def run_process(config: Config, show_traceback: bool, child: Child) -> int:
+    """Train in a new process, `child`, that reads the run folder's config.yaml; the exit status."""
+    environment = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"} | child.environment
+    return run_child([sys.executable, *_worker(config, show_traceback)], replace(child, environment=environment))
 
 
 def run_several(config: Config, show_traceback: bool) -> int:

@@ -1,34 +1,65 @@
-"""A child process that ends as it wants to: signals meant for the parent are its own. No torch."""
+"""A child process that ends as it wants to: whoever started it waits, and passes on that it should. No torch."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
-import threading
-from collections.abc import Mapping
-from types import FrameType
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_PATIENCE = 10.0
+"""Seconds that a child has to end at once."""
 
 
-def run_child(command: list[str], environment: Mapping[str, str]) -> int:
+@dataclass(frozen=True)
+class Child:
+    """How a child process is run."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    output: Path | None = None
+    """A file that what it writes is added to, instead of this terminal."""
+    keep: tuple[int, ...] = ()
+    """Descriptors that stay open in it."""
+    asked: Callable[[], int] = lambda: 0
+    """Called a few times a second: how often it was asked to end."""
+
+
+def run_child(command: list[str], child: Child) -> int:
     """Run a command and wait for it; its exit status, 128 + n where signal n ended it, as shells show it.
 
-    SIGINT and SIGTERM are passed on, and the child takes the time it needs: it saves. (subprocess.run would kill it after a quarter
-    of a second.)
+    What asks it to end comes as SIGTERM, and it takes the time it needs: it saves. Asked twice it has ten seconds more. Of Ctrl-C,
+    which reaches every process of a terminal, it sees nothing: two signals for one would be taken for more.
     """
-    before = {}
-    child: subprocess.Popen[bytes] | None = None
+    with child.output.open("ab") if child.output is not None else nullcontext() as sink:
+        streams: dict[str, Any] = {} if sink is None else {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = subprocess.Popen(command, env=child.environment, pass_fds=child.keep, **streams)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            _wait(process, child.asked)
+        finally:
+            if process.poll() is None:  # something went wrong here: it does not go on without its parent
+                process.kill()
+                process.wait()
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        if child is not None:
-            child.send_signal(number)
 
-    main = threading.current_thread() is threading.main_thread()
-    if main:
-        before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        child = subprocess.Popen(command, env=dict(environment))
-        status = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return status if status >= 0 else 128 - status
+def _wait(process: subprocess.Popen[bytes], asked: Callable[[], int]) -> None:
+    told, deadline = 0, float("inf")
+    while True:
+        try:
+            process.wait(0.2)
+            return
+        except subprocess.TimeoutExpired:
+            now = asked()
+        if now > told:
+            process.send_signal(signal.SIGTERM)
+            told, deadline = now, time.monotonic() + _PATIENCE if now > 1 else deadline
+        if time.monotonic() > deadline:
+            process.kill()

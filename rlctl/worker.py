@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,9 @@ def main(argv: list[str]) -> int:
     """Train what RUN_DIR/config.yaml says; the exit status."""
     run_dir = Path(argv[0])
     launch.log_to(run_dir)
-    return launch.run_here(compose.load(run_dir / "config.yaml"), "--traceback" in argv)
+    config, show_traceback = compose.load(run_dir / "config.yaml"), "--traceback" in argv
+    # one of several processes, or a member of a sweep, which may start several itself
+    return (launch.run_here if "RANK" in os.environ else launch.run)(config, show_traceback)
 
 
 if __name__ == "__main__":

@@ -862,7 +862,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 
 def test_each_member_of_a_sweep_has_a_folder_and_its_overrides(sweep):
-    assert sorted(p.name for p in sweep.root.iterdir() if p.is_dir()) == ["0", "1", "2", "3"]
+    assert sorted(p.name for p in sweep.root.iterdir() if p.is_dir() and not p.name.startswith(".")) == ["0", "1", "2", "3"]
     configs = [compose.load(sweep.root / str(i) / "config.yaml") for i in range(4)]
     assert [(c.algo.kl_coef, c.seed) for c in configs] == [(0.02, 0), (0.02, 1), (0.2, 0), (0.2, 1)]
     assert [c.run.dir for c in configs] == [str(sweep.root / str(i)) for i in range(4)]

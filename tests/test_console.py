@@ -17,7 +17,7 @@ import pytest
 from rich.cells import cell_len
 
 from rlctl.console import (
-    SweepRow,
+    RunRow,
     number,
     open_console,
     print_error,
@@ -781,10 +781,10 @@ def test_summary_names_both_prompts_when_they_differ():
 # --- sweep and errors
 
 
-def member(number: int, last: float | None, *overrides: str, **more) -> SweepRow:
+def member(number: int, last: float | None, *overrides: str, **more) -> RunRow:
     common = ["algo=ppo", "reward=fn:mypkg.count_good"]
     facts = {"status": "finished", "error": None, **more}
-    return SweepRow(
+    return RunRow(
         number, [*common, *overrides], first_score=0.5, last_score=last, best_score=last, last_kl=0.25, seconds=80.0,
         run_dir=f"multirun/x/{number}", **facts,
     )  # fmt: skip
@@ -800,7 +800,7 @@ MEMBERS = [
 ]
 
 
-def printed_sweep(rows: list[SweepRow]) -> list[str]:
+def printed_sweep(rows: list[RunRow]) -> list[str]:
     print_sweep(rows, out := io.StringIO())
     return [line.rstrip() for line in out.getvalue().splitlines()]
 

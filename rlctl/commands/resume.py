@@ -18,7 +18,7 @@ def run(argv: list[str], show_traceback: bool) -> int:
         return 0
     if not argv or "=" in argv[0] or argv[0].startswith("-"):
         raise ConfigError("rlctl resume needs the folder of a run", hint="rlctl resume RUN_DIR [key=value ...]")
-    from rlctl import continuing, launch
+    from rlctl import continuing, launch, lock
     from rlctl.config import compose
     from rlctl.config.schema import Resume
 
@@ -34,12 +34,13 @@ def run(argv: list[str], show_traceback: bool) -> int:
             "it stopped before its first one (run.save_every, and an interrupt, write them)",
             f"start it again: {_again(run_dir)}",
         )
-    continuing.take_up(before, now, run_dir)
-    with (run_dir / "command.txt").open("a") as file:
-        file.write(shlex.join(["rlctl", "resume", *argv]) + "\n")
-    compose.save(now, run_dir / "config.yaml")
-    launch.log_to(run_dir)
-    return launch.run(now, True, show_traceback)
+    with lock.take(run_dir):
+        continuing.take_up(before, now, run_dir)
+        with (run_dir / "command.txt").open("a") as file:
+            file.write(shlex.join(["rlctl", "resume", *argv]) + "\n")
+        compose.save(now, run_dir / "config.yaml")
+        launch.log_to(run_dir)
+        return launch.run(now, show_traceback)
 
 
 def _check_folder(run_dir: Path, typed: str) -> None:

@@ -45,6 +45,16 @@ class Job:
     """Hydra's own record of the job, for .hydra/: file name -> YAML. Hydra would write it over an older run's."""
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A member of a sweep whose config cannot be."""
+
+    run_dir: Path
+    overrides: list[str]
+    number: int | None
+    error: ConfigError
+
+
 def _root_schema() -> DictConfig:
     # the groups with typed options start from what the options share, so that any of them can be merged in
     return open_schema(Config(algo=AlgoConfig(), reward=RewardConfig()))
@@ -81,11 +91,23 @@ def _groups(recipe: Path | None) -> set[str]:
     return {str(p.relative_to(root)) for root in roots for p in root.rglob("*") if p.is_dir() and any(p.glob("*.yaml"))}
 
 
-def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None]) -> None:
-    """Compose and run `task` for each job; or print what --cfg, --info, ... ask for.
+@dataclass(frozen=True)
+class Line:
+    """A command line, read and checked as far as that goes without composing anything."""
+
+    parser: Any
+    args: Any
+    """Of Hydra's own parser."""
+    groups: set[str]
+    name: str
+    """The config file at the root."""
+
+
+def read(argv: list[str], recipe: Path | None) -> Line:
+    """Read a command line, and make the schema and the recipe known to Hydra.
 
     Raises:
-        ConfigError: anything wrong with the command line or the config, all problems in one.
+        ConfigError: it does not parse, or names keys that there are not.
     """
     parser = get_args_parser()
     explain.raise_unknown_option(argv, parser._option_string_actions)
@@ -96,27 +118,46 @@ def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None]) -> No
     name = "config" if recipe and (recipe / "config.yaml").is_file() else "base"
     # the arguments of a function are new keys by nature; Hydra wants to be told so
     args.overrides = [f"++{o}" if explain.is_argument(o.partition("=")[0]) else o for o in args.overrides]
+    return Line(parser, args, groups, name)
+
+
+def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None], refuse: Callable[[Refused], None] | None = None) -> None:
+    """Compose and run `task` for each job; or print what --cfg, --info, ... ask for.
+
+    refuse: takes a member of a sweep whose config cannot be, in place of `task`; without it the first such ends the command.
+    A launcher may carry both to other processes: plain functions of plain data.
+
+    Raises:
+        ConfigError: anything wrong with the command line or the config, all problems in one.
+    """
+    line = read(argv, recipe)
     refused: list[ConfigError] = []
 
     def compose_and_run(cfg: DictConfig) -> None:
         # Hydra reports what its task raises in its own words; what we refuse is kept and raised outside
         try:
             job = _job(cfg, recipe)
-        except ConfigError as error:
-            refused.append(error)
+        except (ConfigError, OmegaConfBaseException) as error:
+            if refuse is not None:
+                known = error if isinstance(error, ConfigError) else _cannot_compose([explain.composition(error)])
+                refuse(Refused(*_place(), known))
+            elif isinstance(error, ConfigError):
+                refused.append(error)
+            else:
+                raise
         else:
             task(job)
 
     # Hydra prints and exits on its own errors unless asked for the exceptions themselves
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    user_overrides = list(args.overrides)
+    user_overrides = list(line.args.overrides)
     try:
-        _run_hydra(args, parser, compose_and_run, str(conf_dir()), name)
+        _run_hydra(line.args, line.parser, compose_and_run, str(conf_dir()), line.name)
         if refused:
             raise refused[0]
     except (HydraException, OmegaConfBaseException) as error:
-        raise _explained(error, name, user_overrides, groups) from error
+        raise explained(error, line.name, user_overrides, line.groups) from error
     except ValueError as error:  # Hydra's word for flags that exclude each other; a task raises nothing
         raise ConfigError(str(error), hint="rlctl train --help") from error
     finally:
@@ -131,7 +172,7 @@ def _check_overrides(overrides: list[Any], groups: set[str]) -> None:
         raise ConfigError("unknown key" + ("s" if len(lines) > 1 else ""), "\n".join(lines), "rlctl train --help lists every key")
 
 
-def _explained(error: Exception, name: str, overrides: list[str], groups: set[str]) -> ConfigError:
+def explained(error: Exception, name: str, overrides: list[str], groups: set[str]) -> ConfigError:
     """Every override that cannot be composed, found by composing each alone beside the choices of options."""
     from hydra import compose, initialize_config_dir
 
@@ -146,19 +187,25 @@ def _explained(error: Exception, name: str, overrides: list[str], groups: set[st
                     compose(name, alone)
             except (HydraException, OmegaConfBaseException) as e:
                 lines.append(explain.composition(e))
-    lines = list(dict.fromkeys(lines)) or [explain.composition(error)]
+    return _cannot_compose(list(dict.fromkeys(lines)) or [explain.composition(error)])
+
+
+def _cannot_compose(lines: list[str]) -> ConfigError:
     return ConfigError("the config cannot be composed", "\n".join(lines), "rlctl train --help lists every option and key")
 
 
-def _job(cfg: DictConfig, recipe: Path | None) -> Job:
+def _place() -> tuple[Path, list[str], int | None]:
+    """Folder, overrides and sweep number of the job that Hydra is about to run."""
     hydra = HydraConfig.get()
-    run_dir = Path(hydra.runtime.output_dir).resolve()
-    sweep = hydra.mode == RunMode.MULTIRUN
-    overrides = [o.removeprefix("++") if explain.is_argument(o[2:].partition("=")[0]) else o for o in hydra.overrides.task]
-    overrides = [o.replace("\\:", ":") for o in overrides]  # a sweep escapes them; shown and kept as they can be typed
+    number = int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None
+    return Path(hydra.runtime.output_dir).resolve(), explain.of_one_run(hydra.overrides.task), number
+
+
+def _job(cfg: DictConfig, recipe: Path | None) -> Job:
+    hydra, (run_dir, overrides, number) = HydraConfig.get(), _place()
     if "args" in cfg.reward and "args" not in {f.name for f in fields(OPTIONS["reward"][cfg.reward.kind])}:
         why = f"reward.args: reward={cfg.reward.kind} takes no arguments; reward=fn has them, and the terms of reward=weighted"
-        raise ConfigError("the config cannot be composed", why, "rlctl train --help lists every option and key")
+        raise _cannot_compose([why])
     paths = [str(p) for p in ([recipe] if recipe else [])] + [os.getcwd()]
     typed = OmegaConf.to_object(cfg)
     assert isinstance(typed, Config)
@@ -166,7 +213,7 @@ def _job(cfg: DictConfig, recipe: Path | None) -> Job:
     typed = resolve_paths(typed, overrides, recipe)
     record = {"config.yaml": cfg, "overrides.yaml": OmegaConf.create(overrides), "hydra.yaml": OmegaConf.create({"hydra": hydra})}
     files = {name: OmegaConf.to_yaml(node) for name, node in record.items()}
-    return Job(typed, run_dir, overrides, int(hydra.job.num) if sweep else None, files)
+    return Job(typed, run_dir, overrides, number, files)
 
 
 def check(config: Config) -> None:

@@ -101,6 +101,13 @@ def is_argument(key: str) -> bool:
     return key == "reward.args" or key.startswith("reward.args.")
 
 
+def of_one_run(overrides: Iterable[str]) -> list[str]:
+    """A job's overrides as they can be typed to run it alone: a sweep escapes colons, arguments of a function were marked as new
+    keys, and what is said about the sweep as a whole is left out."""
+    plain = [o.removeprefix("++") if is_argument(o[2:].partition("=")[0]) else o for o in overrides]
+    return [o.replace("\\:", ":") for o in plain if not o.startswith(("sweep=", "sweep."))]
+
+
 def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
     """One line for every override whose key no option has, and for every + that would add a dead key."""
     groups, lines = set(groups), []

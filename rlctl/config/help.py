@@ -15,6 +15,7 @@ rlctl {version}: online RLHF fine-tuning of language models, driven by configs
   rlctl train -m key=a,b ...                 a sweep: one run for each combination
   rlctl resume RUN_DIR [key=value ...]       go on exactly where a run stopped
   rlctl score [RECIPE_DIR] [key=value ...]   try the reward on real samples before training; --json for scripts
+  rlctl runs [DIR ...]                       runs listed, or a sweep's members ranked; --sort METRIC, --json, --all
   rlctl train --cfg job                      print the config instead of running it
   rlctl train --help                         every config group and key
   rlctl --version
@@ -32,7 +33,8 @@ rlctl train [RECIPE_DIR] [key=value ...] [-m] [--cfg job|hydra|all] [--info] [--
 
   RECIPE_DIR      a folder with config.yaml (and reward.py, data/, own options): they win over the built-in ones
   key=value       override a key; GROUP=OPTION chooses an option
-  -m, --multirun  one run for each combination of comma-separated values
+  -m, --multirun  one run for each combination of comma-separated values; with the hydra.sweep.dir of an earlier sweep,
+                  finished members are skipped and the others go on; sweep.parallel=N trains several at once
   --cfg job       print the config; --info shows where it came from
 
 words

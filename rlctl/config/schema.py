@@ -526,6 +526,16 @@ class ScoreConfig:
 
 
 @dataclass(frozen=True)
+class SweepConfig:
+    """A sweep (-m) as a whole; a single run knows nothing of it."""
+
+    parallel: int = bounded(1, ge=1)
+    """Members that train at once, each on a GPU of its own where there are any (pip install "rlctl[sweep]")."""
+    fail_fast: bool = False
+    """Start no further member once one has failed."""
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole of a run."""
 
@@ -547,6 +557,7 @@ class Config:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     @property
     def by_task(self) -> dict[str, Config]:

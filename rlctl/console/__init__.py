@@ -12,20 +12,22 @@ from rlctl.console.live import LiveConsole
 from rlctl.console.numbers import number
 from rlctl.console.plain import PlainConsole
 from rlctl.console.quiet import QuietConsole
+from rlctl.console.runs import RunRow, print_leaderboard, print_runs, print_sweep
 from rlctl.console.score import print_score
 from rlctl.console.stream import can_draw, make_console, print_error
 from rlctl.console.summary import print_summary
-from rlctl.console.tables import SweepRow, print_sweep
 from rlctl.report import Reporter
 
 MODES = ("live", "plain", "quiet")
 
 __all__ = [
     "MODES",
-    "SweepRow",
+    "RunRow",
     "number",
     "open_console",
     "print_error",
+    "print_leaderboard",
+    "print_runs",
     "print_score",
     "print_summary",
     "print_sweep",

@@ -86,14 +86,14 @@ def say(console: Console, *parts: str | tuple[str, str]) -> None:
     console.print(Text.assemble(*parts), soft_wrap=True)
 
 
-def say_labelled(console: Console, label: str, style: str, text: str) -> None:
+def say_labelled(console: Console, label: str, style: str, text: str, text_style: str = "") -> None:
     """A label and a message; on a terminal broken between words, never inside one, with a hanging indent."""
     lines = [text]
     if console.is_terminal:
         width = max(20, console.width - len(label) - 1)
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
     for i, line in enumerate(lines):
-        say(console, (label if i == 0 else " " * len(label), style), line)
+        say(console, (label if i == 0 else " " * len(label), style), (line, text_style))
 
 
 def print_error(lines: Sequence[str], stream: TextIO | None = None) -> None:
