@@ -145,7 +145,10 @@ def _explained(error: Exception, name: str, overrides: list[str], groups: set[st
                 if not o.is_sweep_override():
                     compose(name, alone)
             except (HydraException, OmegaConfBaseException) as e:
-                lines.append(explain.composition(e))
+                if o.key_or_group.partition(".")[0] == "tasks":
+                    lines.append(explain.task_key(o.key_or_group, compose(name, choices).tasks, e))
+                else:
+                    lines.append(explain.composition(e))
     lines = list(dict.fromkeys(lines)) or [explain.composition(error)]
     return ConfigError("the config cannot be composed", "\n".join(lines), "rlctl train --help lists every option and key")
 
