@@ -4,7 +4,7 @@ import re
 
 
 def no_word_twice(responses: list[str]) -> list[bool]:
-    """No word occurs twice, punctuation and case aside (to `kind: no_repeat`, "very," and "very" are two words).
+    """No word occurs twice, punctuation and case aside (to `kind: no_repeat`, "very-very" is one word).
 
     >>> no_word_twice([" very good.", " very, very good.", " Very good, very kind.", ""])
     [True, False, False, True]

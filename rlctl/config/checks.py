@@ -21,6 +21,7 @@ from rlctl.config.schema import (
     ValueInit,
     WeightedRewardConfig,
 )
+from rlctl.config.tasks import ALGO, ROLLOUT
 
 _BOUNDS = {
     "ge": (lambda v, b: v >= b, "at least"),
@@ -33,8 +34,10 @@ _BOUNDS = {
 def problems(config: Config) -> list[str]:
     """Everything wrong with a config that can be seen without loading anything, one line each; empty if sound."""
     found = [*_bounds(config, ""), *_null_words(config, ""), *_tasks(config)]
-    for name, one in config.by_task.items():
-        found += [f"tasks.{name}: {line}" if name else line for line in _together(one)]
+    if not config.tasks or isinstance(config.algo, CGPOConfig):
+        found += _of_the_run(config)
+        for name, one in config.by_task.items():
+            found += [_of_a_task(name, line) for line in _own(one)] if name else _own(one)
     return list(dict.fromkeys(found))
 
 
@@ -45,6 +48,15 @@ def _tasks(config: Config) -> Iterator[str]:
         if not re.fullmatch(r"[\w.-]+", name):
             yield f"tasks.{name}: only letters, digits and . _ - may be in a task's name"
         yield from _bounds(task, f"tasks.{name}.")
+        yield from _null_words(task, f"tasks.{name}.")
+
+
+def _of_a_task(name: str, line: str) -> str:
+    """A problem with the keys of one task, as they are written there."""
+    for group, keys in (("algo", ALGO), ("rollout", ROLLOUT)):
+        for key in keys:
+            line = line.replace(f"{group}.{key}", f"tasks.{name}.{key}")
+    return line if line.startswith(f"tasks.{name}.") else f"tasks.{name}: {line}"
 
 
 def _bounds(node: Any, prefix: str) -> Iterator[str]:
@@ -84,7 +96,8 @@ def _nearest(wanted: int, valid: list[int]) -> str:
     return " or ".join(str(d) for d in below + above)
 
 
-def _together(config: Config) -> Iterator[str]:
+def _of_the_run(config: Config) -> Iterator[str]:
+    """What no task has of its own."""
     algo, total = config.algo, config.samples_per_step
     if algo.minibatches >= 1 and total >= 1 and total % algo.minibatches:
         yield (
@@ -92,22 +105,12 @@ def _together(config: Config) -> Iterator[str]:
             f"(rollout.prompts_per_step={config.rollout.prompts_per_step} x algo.samples_per_prompt={algo.samples_per_prompt}); "
             f"nearest: algo.minibatches={_nearest(algo.minibatches, divisors(total))}"
         )
-    prompts, processes = config.rollout.prompts_per_step, config.launch.processes
-    if processes >= 1 and prompts >= 1 and prompts % processes:
-        below, above = prompts // processes * processes, (prompts // processes + 1) * processes
-        near = " or ".join(str(n) for n in (below, above) if n)
-        yield (
-            f"rollout.prompts_per_step={prompts} cannot be shared evenly by launch.processes={processes}; nearest: "
-            f"rollout.prompts_per_step={near}, or launch.processes={_nearest(processes, divisors(prompts))}"
-        )
     if algo.kl_target is not None and algo.kl_coef == 0:
         yield "algo.kl_target needs algo.kl_coef > 0 to start from: the controller multiplies it"
     if algo.max_kl is not None and config.run.save_every is not None and config.run.keep < 2:
         yield "algo.max_kl needs run.keep of at least 2: the newest checkpoint may be the one past the limit"
     if isinstance(algo, PPOConfig) and algo.value_warmup_steps >= config.steps > 0:
         yield f"algo.value_warmup_steps={algo.value_warmup_steps} leaves none of the {config.steps} steps for the policy"
-    yield from _reward(config)
-    yield from _judges(config)
     yield from _lora(config.model.lora)
     if not isinstance(algo, PPOConfig):
         if config.value.init is not ValueInit.auto or config.value.lr is not None:
@@ -126,6 +129,20 @@ def _lora(lora: LoraConfig) -> Iterator[str]:
     for key, default in (("alpha", LoraConfig.alpha), ("target_modules", None)):
         if not lora.r and getattr(lora, key) != default:
             yield f"model.lora.{key} shapes a new adapter, and there is none without model.lora.r"
+
+
+def _own(config: Config) -> Iterator[str]:
+    """What each task has: of a run without tasks, the rest."""
+    prompts, processes = config.rollout.prompts_per_step, config.launch.processes
+    if processes >= 1 and prompts >= 1 and prompts % processes:
+        below, above = prompts // processes * processes, (prompts // processes + 1) * processes
+        near = " or ".join(str(n) for n in (below, above) if n)
+        yield (
+            f"rollout.prompts_per_step={prompts} cannot be shared evenly by launch.processes={processes}; nearest: "
+            f"rollout.prompts_per_step={near}, or launch.processes={_nearest(processes, divisors(prompts))}"
+        )
+    yield from _reward(config)
+    yield from _judges(config)
 
 
 def _judges(config: Config) -> Iterator[str]:

@@ -186,7 +186,10 @@ def explained(error: Exception, name: str, overrides: list[str], groups: set[str
                 if not o.is_sweep_override():
                     compose(name, alone)
             except (HydraException, OmegaConfBaseException) as e:
-                lines.append(explain.composition(e))
+                if o.key_or_group.partition(".")[0] == "tasks":
+                    lines.append(explain.task_key(o.key_or_group, compose(name, choices).tasks, e))
+                else:
+                    lines.append(explain.composition(e))
     return _cannot_compose(list(dict.fromkeys(lines)) or [explain.composition(error)])
 
 

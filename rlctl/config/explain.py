@@ -118,7 +118,7 @@ def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
         if is_argument(key):
             continue
         if key.startswith("tasks."):
-            lines += _unknown_task_key(o.input_line, key)
+            lines += _unknown_task_key(o)
         elif key not in known_keys():
             near = nearest_key(key)
             lines.append(f"{o.input_line}: there is no key {key!r}" + (f"; did you mean {near}?" if near else ""))
@@ -129,13 +129,30 @@ def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
     return lines
 
 
-def _unknown_task_key(text: str, key: str) -> list[str]:
+def _unknown_task_key(o: Override) -> list[str]:
     """Whether tasks.NAME.KEY is one a task has; a task's name, and what is in its data and reward, shows when composing."""
-    own = key.split(".")[2:3]
-    if not own or own[0] in task_keys():
-        return []
-    near = nearest(own[0], task_keys())
-    return [f"{text}: a task has no key {own[0]!r}" + (f"; did you mean {near}?" if near else "")]
+    own = o.key_or_group.split(".")[2:]
+    if own and own[0] not in task_keys():
+        near = nearest(own[0], task_keys())
+        return [f"{o.input_line}: a task has no key {own[0]!r}" + (f"; did you mean {near}?" if near else "")]
+    # added to data that a file gives as a text, a key would put a mapping without that text in its place
+    return [f"{o.input_line}: {_as_mapping(o.key_or_group)}"] if len(own) > 1 and (o.is_add() or o.is_force_add()) else []
+
+
+def _as_mapping(key: str) -> str:
+    _, name, what, *inner = key.split(".")
+    return f"a task's {what} takes new keys as a mapping: 'tasks.{name}.{what}={{{'.'.join(inner)}: VALUE}}'"
+
+
+def task_key(key: str, tasks: Iterable[str], error: Exception) -> str:
+    """Why `tasks...` cannot be overridden: no such task, its data or reward does not hold the key, or the value is wrong."""
+    tasks, (_, *parts) = list(tasks), key.split(".")
+    if parts and parts[0] in tasks:
+        return f"{key}: {_as_mapping(key)}" if len(parts) > 2 and str(error).startswith("Could not override") else composition(error)
+    what = f"there is no task {parts[0]!r}" if parts else "there are no tasks"
+    near = nearest(parts[0], tasks) if parts else None
+    there = f"there are: {', '.join(tasks)}" if tasks else "tasks are written in a recipe's config.yaml"
+    return f"{key}: {what}; " + (f"did you mean {near}?" if near else there)
 
 
 def composition(error: Exception) -> str:

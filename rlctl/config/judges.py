@@ -86,7 +86,7 @@ class JudgeConfig:
     endings: List[str] = field(default_factory=list)
     """ends_with: the response, blanks at its end left out, ends with one of these."""
     n: Optional[int] = bounded(None, ge=1)
-    """no_repeat: length in words of the sequences that are counted."""
+    """no_repeat: length of the sequences that are counted, in words without the punctuation around them."""
     max_count: int = bounded(1, ge=1)
     """no_repeat: how often the same n words may occur."""
     allowed: List[str] = field(default_factory=list)

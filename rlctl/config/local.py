@@ -6,8 +6,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from rlctl.config.judges import JudgeConfig, JudgeKind
-from rlctl.config.schema import Config, RewardConfig
+from rlctl.config.schema import Config, DataConfig, RewardConfig
 
 
 @dataclass(frozen=True)
@@ -28,50 +30,66 @@ class _Places:
 
 def resolve_paths(config: Config, overrides: list[str], recipe: Path | None) -> Config:
     """Make the local paths of a config absolute: models, data, templates, reward models, judges' models, a task's own too."""
-    places = _Places(frozenset(text.lstrip("+").partition("=")[0] for text in overrides), recipe)
+    places = _Places(frozenset(key for text in overrides for key in _typed(text)), recipe)
     tasks = {}
     for name, task in config.tasks.items():
         where = f"tasks.{name}"
         tasks[name] = replace(
             task,
-            data=_keys(places, task.data, f"{where}.data", "path", "chat_template"),
-            reward=_reward(places, task.reward, f"{where}.reward"),
+            data=_data(places, task.data, f"{where}.data", config.data),
+            reward=_reward(places, task.reward, f"{where}.reward", config.reward),
             judges=_judges(places, task.judges, f"{where}.judges"),
         )
     return replace(
         config,
-        model=_keys(places, config.model, "model", "path"),
-        data=_keys(places, config.data, "data", "path", "chat_template"),
+        model=replace(config.model, path=places.resolved(config.model.path, "model", "model.path")),
+        data=_data(places, config.data, "data"),
         reward=_reward(places, config.reward, "reward"),
         judges=_judges(places, config.judges, "judges"),
         tasks=tasks,
     )
 
 
-def _keys(places: _Places, node: Any, where: str, *names: str) -> Any:
-    if node is None:
+def _typed(override: str) -> list[str]:
+    """The keys that an override sets: of `key={a: 1, b: 2}`, key.a and key.b."""
+    key, _, value = override.lstrip("+").partition("=")
+    if not value.startswith("{"):
+        return [key]
+    parsed = OverridesParser.create().parse_override(override).value()
+    return [f"{key}.{inner}" for inner in parsed] if isinstance(parsed, dict) else [key]
+
+
+def _keys(node: Any, name: str, where: str, run: Any) -> tuple[str, str]:
+    """What a field may have been typed as; a task's field that is as in the run's node was taken from there."""
+    if run is not None and getattr(node, name) == getattr(run, name, None):
+        where = where.rpartition(".")[2]
+    return where, f"{where}.{name}"
+
+
+def _data(places: _Places, data: DataConfig | None, where: str, run: DataConfig | None = None) -> Any:
+    if data is None:
         return None
-    held = {name: value for name in names if isinstance(value := getattr(node, name), str)}
-    return replace(node, **{name: places.resolved(value, where, f"{where}.{name}") for name, value in held.items()})
+    held = {name: value for name in ("path", "chat_template") if isinstance(value := getattr(data, name), str)}
+    return replace(data, **{name: places.resolved(value, *_keys(data, name, where, run)) for name, value in held.items()})
 
 
-def _reward(places: _Places, reward: RewardConfig | None, where: str) -> Any:
+def _reward(places: _Places, reward: RewardConfig | None, where: str, run: RewardConfig | None = None) -> Any:
     if reward is None:
         return None
 
-    def spec(text: str | None, key: str) -> str | None:
+    def spec(text: str | None, name: str) -> str | None:
         kind, colon, value = (text or "").partition(":")
-        return f"model:{places.resolved(value, where, key)}" if colon and kind == "model" else text
+        return f"model:{places.resolved(value, *_keys(reward, name, where, run))}" if colon and kind == "model" else text
 
     changes: dict[str, Any] = {}
     names = {f.name for f in fields(reward)}
     if "base" in names:
-        changes["base"] = spec(reward.base, f"{where}.base")  # type: ignore[attr-defined]
+        changes["base"] = spec(reward.base, "base")  # type: ignore[attr-defined]
     if "terms" in names:
         terms = reward.terms  # type: ignore[attr-defined]
-        changes["terms"] = [replace(t, reward=spec(t.reward, f"{where}.terms")) for t in terms]
+        changes["terms"] = [replace(t, reward=spec(t.reward, "terms")) for t in terms]
     if reward.kind != "fn":
-        changes["path"] = places.resolved(reward.path, where, f"{where}.path")
+        changes["path"] = places.resolved(reward.path, *_keys(reward, "path", where, run))
     return replace(reward, **changes)
 
 

@@ -33,7 +33,7 @@ class TaskConfig:
     max_new_tokens: Optional[int] = bounded(None, ge=1)
     """Longest response in tokens."""
     kl_max: Optional[float] = bounded(None, gt=0)
-    """Nats of KL per response that are allowed (crpg, crraft); .inf: any."""
+    """Nats of KL per response that are allowed (crpg, crraft); .inf (typed: inf): any."""
     beta: Optional[float] = bounded(None, gt=0)
     """Sharpness of the preference (codpo)."""
     lam: Optional[float] = bounded(None, ge=0)
@@ -44,8 +44,9 @@ class TaskConfig:
     """rho, the weight of this task's gradient in the update."""
 
 
-_ALGO = ("optimizer", "samples_per_prompt", "kl_max", "beta", "lam", "missing_eos_penalty")
-_ROLLOUT = ("prompts_per_step", "max_new_tokens")
+# of `algo` and of `rollout`, what a task may have of its own
+ALGO = ("optimizer", "samples_per_prompt", "kl_max", "beta", "lam", "missing_eos_penalty")
+ROLLOUT = ("prompts_per_step", "max_new_tokens")
 
 
 def with_own(config: Any, task: TaskConfig) -> Any:
@@ -60,8 +61,8 @@ def with_own(config: Any, task: TaskConfig) -> Any:
         data=task.data if task.data is not None else config.data,
         reward=task.reward if task.reward is not None else config.reward,
         judges=task.judges if task.judges is not None else config.judges,
-        algo=replace(config.algo, **own(config.algo, _ALGO)),
-        rollout=replace(config.rollout, **own(config.rollout, _ROLLOUT)),
+        algo=replace(config.algo, **own(config.algo, ALGO)),
+        rollout=replace(config.rollout, **own(config.rollout, ROLLOUT)),
     )
 
 

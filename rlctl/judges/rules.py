@@ -16,6 +16,8 @@ from rlctl.judges.base import Judge
 from rlctl.rollout import Samples
 
 Rule = Callable[[str], bool]
+# quotes, brackets and emphasis on either side, punctuation at the end; a sign in front (-3) and 50%, C#, @ keep what they mean
+_AROUND = regex.compile(r"""^[\p{Ps}\p{Pi}\p{Pf}"'*_¿¡]+|[[\p{P}]--[%#&@/]]+$""", regex.VERSION1)
 
 
 class RuleJudge(Judge):
@@ -121,16 +123,19 @@ def ends_with(config: JudgeConfig) -> Rule:
 
 
 def no_repeat(config: JudgeConfig) -> Rule:
-    """No sequence of n words occurs more than max_count times, overlaps counted. Words are what blanks separate.
+    """No sequence of n words occurs more than max_count times, overlaps counted.
+
+    Words are what blanks separate, without the quotes, brackets and punctuation around them: "very, very." is the same word twice.
+    What has nothing else is a word as it stands, so that "! ! !" repeats.
 
     >>> fresh = no_repeat(JudgeConfig(kind=JudgeKind.no_repeat, n=2, max_count=1))
-    >>> [fresh(t) for t in ("a b c a c b", "a b c a b", "a a a", "a", "")]
-    [True, False, False, True, True]
+    >>> [fresh(t) for t in ("a b c a c b", "a b c a b", "a, b. (a) b!", "a a a", "! ! !", "a", "")]
+    [True, False, False, False, False, True, True]
     """
     n = config.n or 1
 
     def holds(text: str) -> bool:
-        words = (text.casefold() if config.ignore_case else text).split()
+        words = [_AROUND.sub("", w) or w for w in (text.casefold() if config.ignore_case else text).split()]
         counts = Counter(zip(*(words[i:] for i in range(n)), strict=False))
         return all(c <= config.max_count for c in counts.values())
 
