@@ -16,6 +16,7 @@ from accelerate.utils.imports import is_tensorboard_available
 from torch import Tensor, nn
 
 from rlctl import algos, lora, models
+from rlctl.algos.custom import Custom
 from rlctl.assembly import Assembly, Clock
 from rlctl.collect import Collector
 from rlctl.config.schema import Config, Device, MixedPrecision, ValueInit
@@ -100,6 +101,7 @@ def assemble(config: Config, reporter: Reporter) -> Assembly:
     """
     algorithms = {name: algos.build(c.algo) for name, c in config.by_task.items()}
     needs_value = any(a.needs_value for a in algorithms.values())
+    check_custom(config, algorithms)
     choice = Choice(ValueInit.policy, "")
 
     def check(policy: Source, reward: Source | None) -> None:
@@ -112,6 +114,24 @@ def assemble(config: Config, reporter: Reporter) -> Assembly:
         base.lm.gradient_checkpointing_enable({"use_reentrant": False})
     value = build(config, choice, base.source, base.lm, base.streams[""].reward) if needs_value else None
     return _put_together(config, base, algorithms, value, reporter)
+
+
+def check_custom(config: Config, algorithms: dict[str, algos.Algorithm]) -> None:
+    """What the config asks of a class from outside, that only the class itself can tell.
+
+    Raises:
+        ConfigError: a value model or tasks, and it has no use for them.
+    """
+    for algorithm in algorithms.values():
+        if not isinstance(algorithm, Custom):
+            continue
+        if config.tasks and not algorithm.has_tasks:
+            raise ConfigError(f"{algorithm.called} cannot have tasks", "it has no function combine (see rlctl/algos/base.py)")
+        asked = config.value.init is not ValueInit.auto or config.value.lr is not None or config.run.save_value
+        if asked and not algorithm.needs_value:
+            raise ConfigError(
+                f"{algorithm.called} has no value model: its needs_value is False", "value.* or run.save_value is set", "leave them out"
+            )
 
 
 def open_accelerator(config: Config) -> Accelerator:
@@ -178,7 +198,7 @@ def _put_together(config: Config, base: Base, algorithms: dict[str, algos.Algori
     updater = Updater(config, tasks[0].algorithm, wrapped[0], wrapped_value, prepared, accelerator, total)
     clock = Clock(reporter, accelerator.device)
     what = ", ".join(config.tasks) or base.streams[""].reward.name
-    plan = Plan(f"{config.algo.name}  {what}", Path(config.run.dir), config.steps, ())
+    plan = Plan(f"{config.algo.title}  {what}", Path(config.run.dir), config.steps, ())
     run = Assembly(config, accelerator, tasks, updater, KLController.of(config.algo), clock, plan)
     run.plan = replace(plan, facts=tuple(facts(run, built, lr)))
     return run

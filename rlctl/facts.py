@@ -7,7 +7,7 @@ from typing import Any
 
 from rlctl import lora
 from rlctl.assembly import Assembly
-from rlctl.config.schema import CGPOConfig, CGPOOptimizer
+from rlctl.config.schema import CGPOConfig, CGPOOptimizer, CustomAlgoConfig
 from rlctl.task import Task
 from rlctl.value import Built
 
@@ -55,9 +55,10 @@ def _step(run: Assembly) -> str:
 
 
 def _task(task: Task) -> str:
-    assert isinstance(task.config.algo, CGPOConfig)
     judges = ", ".join(j.name for j in task.collector.judges) or "no judges"
-    return f"{_prompts(task)}; {task.collector.reward.name}; {judges}; {task.config.algo.optimizer}; KL {_kl(task)}; weight {task.weight:g}"
+    algo = task.config.algo
+    how = algo.optimizer if isinstance(algo, CGPOConfig) else algo.title
+    return f"{_prompts(task)}; {task.collector.reward.name}; {judges}; {how}; KL {_kl(task)}; weight {task.weight:g}"
 
 
 def _kl(task: Task) -> str:
@@ -65,6 +66,8 @@ def _kl(task: Task) -> str:
     if isinstance(a, CGPOConfig):
         bounded = a.kl_max is not None and a.kl_max != float("inf") and a.optimizer is not CGPOOptimizer.codpo
         return f"at most {a.kl_max:g} nats a response" if bounded else "any"
+    if isinstance(a, CustomAlgoConfig):
+        return f"kl_coef {a.kl_coef:g}, used by {a.title} as it sees fit"
     where = "(sum_t lp - lq)^2 / 2 in the loss" if getattr(a, "kl_in_loss", False) else f"{a.kl_estimator} in the reward"
     return f"{where}, kl_coef {a.kl_coef:g}" + (f" steered to {a.kl_target:g} nats" if a.kl_target else "")
 

@@ -51,6 +51,7 @@ METRICS: dict[str, str] = {
     "reward/<part>_std": "standard deviation of that part over the step",
     "reward/<part>_abstained": "share of responses on which that term abstained; logged where any did",
     "reward/saturated": "share of responses whose difference to the baseline is beyond 5",
+    "algo/<name>": "what an algorithm of your own measures (algo=class:...), mean over the step's updates where its loss does",
     "cgpo/satisfied": "share of responses that pass every judge",
     "cgpo/reward": "mean of max(1 - D / kl_max, 0) * R over responses, R = 0 where a judge fails (crpg)",
     "cgpo/zeroed_by_kl": "share of responses that are satisfied and have D >= kl_max (crpg)",
@@ -84,7 +85,7 @@ def check_names(metrics: dict[str, float]) -> None:
         KeyError: it is not in METRICS.
     """
     plain = {n: n.split("/", 2)[2] if n.startswith("tasks/") else n for n in metrics}
-    if unknown := sorted(n for n, p in plain.items() if p not in METRICS and not p.startswith(("reward/", "judges/"))):
+    if unknown := sorted(n for n, p in plain.items() if p not in METRICS and not p.startswith(("reward/", "judges/", "algo/"))):
         raise KeyError(f"metrics without a formula in METRICS: {', '.join(unknown)}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlctl import weights
+from rlctl import algos, weights
 from rlctl.assembly import Assembly
 from rlctl.errors import DataError, TrainingError
 from rlctl.report import Sample
@@ -34,7 +34,12 @@ class Moment:
 def moment(run: Assembly, step: int) -> Moment:
     """The state after `step` steps."""
     tasks = {
-        t.name: {"scaler": asdict(t.collector.scaler), "reward": t.collector.reward.state(), "prompts": t.prompts.fingerprint}
+        t.name: {
+            "scaler": asdict(t.collector.scaler),
+            "reward": t.collector.reward.state(),
+            "algorithm": algos.state_of(t.algorithm),
+            "prompts": t.prompts.fingerprint,
+        }
         for t in run.tasks
     }
     return Moment(step, run.kl.coef, run.updater.updates_done, tasks)
@@ -125,5 +130,6 @@ def restore(run: Assembly, state: State) -> None:
         run.accelerator.scaler.load_state_dict(state.grad_scaler)
     run.kl.coef, run.updater.updates_done = state.moment.kl_coef, state.moment.updates_done
     for task in run.tasks:
+        algos.restore(task.algorithm, state.moment.tasks[task.name]["algorithm"])
         for name, value in state.moment.tasks[task.name]["scaler"].items():
             setattr(task.collector.scaler, name, value)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlctl import models
 from rlctl.config.leaves import leaves
-from rlctl.config.schema import CalibratedRewardConfig, Config, ValueInit
+from rlctl.config.schema import CalibratedRewardConfig, ClassRewardConfig, Config, ValueInit
 from rlctl.errors import ModelError
 from rlctl.models import Source, ValueModel
 from rlctl.rewards.base import Reward
@@ -42,7 +42,9 @@ def choose(config: Config, policy: Source, reward: Source | None) -> Choice:
     if asked is ValueInit.auto and policy.adapter is not None:
         return Choice(ValueInit.policy, "a second adapter needs no second model")
     if reward is None:  # value=reward without one is refused by the config checks
-        what = "a function" if len(leaves(config.reward)) == 1 else "a sum of several"
+        found = leaves(config.reward)
+        kind = "a class" if isinstance(found[0], ClassRewardConfig) else "a function"
+        what = kind if len(found) == 1 else "a sum of several"
         return Choice(ValueInit.policy, f"the reward is {what}, there is no reward model to start from")
     if asked is ValueInit.auto and isinstance(config.reward, CalibratedRewardConfig):
         return Choice(ValueInit.policy, "calibrated scores are on another scale than the reward model's head")

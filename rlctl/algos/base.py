@@ -23,7 +23,11 @@ class Counts:
 
 
 class Algorithm(Protocol):
-    """One RL algorithm. Hooks are pure: no state, no collective calls but through `total`."""
+    """One RL algorithm. Hooks are pure: no state, no collective calls but through `total`.
+
+    A class from outside (algo=class:MODULE.CLASS) may keep state, the same on every device, if it has `state() -> dict` of plain
+    data and `restore(state)`: a run that goes on gives it back.
+    """
 
     needs_value: bool
     """Whether a value model is built and trained."""

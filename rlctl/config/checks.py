@@ -12,7 +12,9 @@ from rlctl.config.leaves import leaves, value_source
 from rlctl.config.schema import (
     CGPOConfig,
     CGPOOptimizer,
+    ClassRewardConfig,
     Config,
+    CustomAlgoConfig,
     FunctionRewardConfig,
     LoraConfig,
     PPOConfig,
@@ -21,7 +23,7 @@ from rlctl.config.schema import (
     ValueInit,
     WeightedRewardConfig,
 )
-from rlctl.config.tasks import ALGO, ROLLOUT
+from rlctl.config.tasks import ALGO, ROLLOUT, not_its_own
 
 _BOUNDS = {
     "ge": (lambda v, b: v >= b, "at least"),
@@ -29,12 +31,13 @@ _BOUNDS = {
     "le": (lambda v, b: v <= b, "at most"),
     "lt": (lambda v, b: v < b, "less than"),
 }
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def problems(config: Config) -> list[str]:
     """Everything wrong with a config that can be seen without loading anything, one line each; empty if sound."""
     found = [*_bounds(config, ""), *_null_words(config, ""), *_tasks(config)]
-    if not config.tasks or isinstance(config.algo, CGPOConfig):
+    if not config.tasks or isinstance(config.algo, (CGPOConfig, CustomAlgoConfig)):
         found += _of_the_run(config)
         for name, one in config.by_task.items():
             found += [_of_a_task(name, line) for line in _own(one)] if name else _own(one)
@@ -42,9 +45,12 @@ def problems(config: Config) -> list[str]:
 
 
 def _tasks(config: Config) -> Iterator[str]:
-    if config.tasks and not isinstance(config.algo, CGPOConfig):
+    # whether a class of the user's can have tasks shows when it is imported
+    if config.tasks and not isinstance(config.algo, (CGPOConfig, CustomAlgoConfig)):
         yield f"tasks are for algo=cgpo; algo={config.algo.name} trains on one reward"
     for name, task in config.tasks.items():
+        if isinstance(config.algo, CustomAlgoConfig):
+            yield from (f"tasks.{name}.{key}: algo={config.algo.title} has no algo.{key}" for key in not_its_own(config, task))
         if not re.fullmatch(r"[\w.-]+", name):
             yield f"tasks.{name}: only letters, digits and . _ - may be in a task's name"
         yield from _bounds(task, f"tasks.{name}.")
@@ -112,7 +118,10 @@ def _of_the_run(config: Config) -> Iterator[str]:
     if isinstance(algo, PPOConfig) and algo.value_warmup_steps >= config.steps > 0:
         yield f"algo.value_warmup_steps={algo.value_warmup_steps} leaves none of the {config.steps} steps for the policy"
     yield from _lora(config.model.lora)
-    if not isinstance(algo, PPOConfig):
+    if isinstance(algo, CustomAlgoConfig):
+        if not _DOTTED.fullmatch(algo.path):
+            yield f"algo=class:{algo.path}: expected the dotted path of a class, such as class:mypkg.MyAlgorithm"
+    elif not isinstance(algo, PPOConfig):
         if config.value.init is not ValueInit.auto or config.value.lr is not None:
             yield f"value={config.value.init}: algo={algo.name} has no value model; leave value out, or write algo=ppo"
         if config.run.save_value:
@@ -153,7 +162,7 @@ def _judges(config: Config) -> Iterator[str]:
             yield "algo.violation_score is for ppo and rloo: cgpo treats what violates by itself"
         if algo.optimizer is CGPOOptimizer.codpo and algo.samples_per_prompt < 2:
             yield "algo.optimizer=codpo compares two responses to a prompt: algo.samples_per_prompt must be at least 2"
-    elif config.judges and algo.violation_score is None:
+    elif config.judges and algo.violation_score is None and not isinstance(algo, CustomAlgoConfig):
         yield f"judges under algo={algo.name} need algo.violation_score, the score of a response that a judge does not pass"
     elif algo.violation_score is not None and not config.judges:
         yield f"algo.violation_score={algo.violation_score:g} has no effect without judges"
@@ -167,8 +176,10 @@ def _reward(config: Config) -> Iterator[str]:
         yield f"{'reward.base' if reward.kind == 'calibrated' else 'reward.terms'}: {error}"
         return
     for leaf in found:
-        if isinstance(leaf, FunctionRewardConfig) and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", leaf.path):
+        if isinstance(leaf, FunctionRewardConfig) and not _DOTTED.fullmatch(leaf.path):
             yield f"reward=fn:{leaf.path}: expected the dotted path of a function, such as fn:mypkg.count_good"
+        if isinstance(leaf, ClassRewardConfig) and not _DOTTED.fullmatch(leaf.path):
+            yield f"reward=class:{leaf.path}: expected the dotted path of a class, such as class:mypkg.MyReward"
     if isinstance(reward, WeightedRewardConfig):
         if not reward.terms:
             yield "reward=weighted needs reward.terms, such as 'reward.terms=[{reward: fn:mypkg.count_good, weight: 1.0}]'"
@@ -177,8 +188,9 @@ def _reward(config: Config) -> Iterator[str]:
             yield f"reward.terms: two terms are called {name!r}; give each a name of its own"
         for i, term in enumerate(reward.terms):
             yield from _bounds(term, f"reward.terms[{i}].")
-    if config.value.init is ValueInit.reward and isinstance(config.algo, PPOConfig) and value_source(reward) is None:
-        what = f"the function {found[0].path}" if len(found) == 1 else "a sum of several"
+    if config.value.init is ValueInit.reward and isinstance(config.algo, (PPOConfig, CustomAlgoConfig)) and value_source(reward) is None:
+        kinds = ["class" if isinstance(leaf, ClassRewardConfig) else "function" for leaf in found]
+        what = f"the {kinds[0]} {found[0].path}" if len(found) == 1 else "a sum of several"
         yield f"value=reward needs a reward model to start from, and the reward is {what}; write value=policy, or reward=model:PATH"
 
 

@@ -97,8 +97,8 @@ def quoted(text: str) -> str:
 
 
 def is_argument(key: str) -> bool:
-    """The one place where a key may be new: keyword arguments of the user's function."""
-    return key == "reward.args" or key.startswith("reward.args.")
+    """The places where a key may be new: keyword arguments of the user's function or class."""
+    return key in ("reward.args", "algo.args") or key.startswith(("reward.args.", "algo.args."))
 
 
 def of_one_run(overrides: Iterable[str]) -> list[str]:

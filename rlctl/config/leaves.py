@@ -1,4 +1,4 @@
-"""The rewards inside a reward: what a calibrated or weighted one is made of, as configs of functions and models."""
+"""The rewards inside a reward: what a calibrated or weighted one is made of, as configs of functions, classes and models."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from typing import Any
 
 from rlctl.config.schema import (
     CalibratedRewardConfig,
+    ClassRewardConfig,
     FunctionRewardConfig,
     ModelRewardConfig,
     RewardConfig,
     WeightedRewardConfig,
 )
 
-Leaf = FunctionRewardConfig | ModelRewardConfig
+Leaf = FunctionRewardConfig | ClassRewardConfig | ModelRewardConfig
 
 
 def leaf(spec: str, keep_special_tokens: bool = False, args: dict[str, Any] | None = None) -> Leaf:
-    """`fn:mypkg.f` or `model:PATH` -> the config of that reward.
+    """`fn:mypkg.f`, `class:mypkg.C` or `model:PATH` -> the config of that reward.
 
     Raises:
-        ValueError: it has neither form, or a model is given arguments.
+        ValueError: it has none of these forms, or a model is given arguments.
     """
     kind, colon, path = spec.partition(":")
-    if not colon or not path or kind not in ("fn", "model"):
-        raise ValueError(f"{spec!r}: expected fn:MODULE.FUNCTION or model:PATH_OR_HUB_ID")
-    if kind == "fn":
-        return FunctionRewardConfig(path=path, keep_special_tokens=keep_special_tokens, args=dict(args or {}))
+    if not colon or not path or kind not in ("fn", "class", "model"):
+        raise ValueError(f"{spec!r}: expected fn:MODULE.FUNCTION, class:MODULE.CLASS or model:PATH_OR_HUB_ID")
+    if kind != "model":
+        cls = FunctionRewardConfig if kind == "fn" else ClassRewardConfig
+        return cls(path=path, keep_special_tokens=keep_special_tokens, args=dict(args or {}))
     if args:
         raise ValueError(f"{spec!r}: a reward model takes no args")
     return ModelRewardConfig(path=path, keep_special_tokens=keep_special_tokens)
@@ -37,7 +39,7 @@ def calibrated_base(config: CalibratedRewardConfig) -> Leaf:
 
 
 def leaves(config: RewardConfig) -> list[Leaf]:
-    """All functions and models of a reward.
+    """All functions, classes and models of a reward.
 
     Raises:
         ValueError: a text in reward.base or reward.terms names none.
@@ -46,7 +48,7 @@ def leaves(config: RewardConfig) -> list[Leaf]:
         return [calibrated_base(config)]
     if isinstance(config, WeightedRewardConfig):
         return [leaf(t.reward, config.keep_special_tokens, t.args) for t in config.terms]
-    assert isinstance(config, (FunctionRewardConfig, ModelRewardConfig))
+    assert isinstance(config, Leaf)
     return [config]
 
 

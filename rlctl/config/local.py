@@ -88,7 +88,7 @@ def _reward(places: _Places, reward: RewardConfig | None, where: str, run: Rewar
     if "terms" in names:
         terms = reward.terms  # type: ignore[attr-defined]
         changes["terms"] = [replace(t, reward=spec(t.reward, "terms")) for t in terms]
-    if reward.kind != "fn":
+    if reward.kind not in ("fn", "class"):
         changes["path"] = places.resolved(reward.path, *_keys(reward, "path", where, run))
     return replace(reward, **changes)
 

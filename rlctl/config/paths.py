@@ -6,7 +6,9 @@ from pathlib import Path
 
 # (group, kind) -> the option file the shorthand starts from, and what follows the colon
 KINDS: dict[tuple[str, str], tuple[str, str]] = {
+    ("algo", "class"): ("class", "MODULE.CLASS"),
     ("reward", "fn"): ("fn", "MODULE.FUNCTION"),
+    ("reward", "class"): ("class", "MODULE.CLASS"),
     ("reward", "model"): ("model", "PATH_OR_HUB_ID"),
     ("reward", "calibrated"): ("calibrated", "PATH_OR_HUB_ID"),
     ("model", "hf"): ("builtin", "PATH_OR_HUB_ID"),

@@ -247,6 +247,11 @@ class AlgoConfig:
     score_normalization: ScoreNormalization = ScoreNormalization.none
     """running: subtract the running mean of all scores so far and divide by their running standard deviation."""
 
+    @property
+    def title(self) -> str:
+        """As it was asked for."""
+        return self.name
+
 
 @dataclass(frozen=True)
 class PPOConfig(AlgoConfig):
@@ -313,6 +318,24 @@ class CGPOConfig(AlgoConfig):
 
 
 @dataclass(frozen=True)
+class CustomAlgoConfig(AlgoConfig):
+    """An algorithm of your own: a class that implements rlctl.algos.base.Algorithm."""
+
+    name: str = "class"
+    path: str = "?"
+    """Dotted path of the class, importable from the recipe folder or the working folder."""
+    args: Dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the class, after the config: algo.args.decay=0.9"""
+    epochs: int = bounded(1, ge=1)
+    """Passes over the rollout in one step; more than one needs a loss that says how far the policy may move."""
+
+    @property
+    def title(self) -> str:
+        """As it was asked for."""
+        return f"class:{self.path}"
+
+
+@dataclass(frozen=True)
 class RewardConfig:
     """Keys that every reward shares."""
 
@@ -353,6 +376,17 @@ class FunctionRewardConfig(RewardConfig):
 
 
 @dataclass(frozen=True)
+class ClassRewardConfig(RewardConfig):
+    """A reward of your own: a class that derives from rlctl.rewards.base.Reward."""
+
+    kind: str = "class"
+    path: str = "?"
+    """Dotted path of the class, importable from the recipe folder or the working folder."""
+    args: Dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the class: reward.args.word=kind"""
+
+
+@dataclass(frozen=True)
 class ModelRewardConfig(RewardConfig):
     """A reward model: a sequence classifier with one label."""
 
@@ -381,7 +415,7 @@ class CalibratedRewardConfig(RewardConfig):
     path: str = "builtin"
     """The reward model r, a folder or hub id; or any reward through reward.base."""
     base: Optional[str] = None
-    """The reward r in the shorthand's form: fn:MODULE.FUNCTION or model:PATH. null: model:PATH of reward.path."""
+    """The reward r in the shorthand's form: fn:MODULE.FUNCTION, class:MODULE.CLASS or model:PATH. null: model:PATH of reward.path."""
     baseline: Baseline = Baseline.column
     """column: the baseline is a column of the data. sample: one response of the starting policy, drawn before training."""
     baseline_column: str = "reference"
@@ -397,7 +431,7 @@ class TermConfig:
     """One term of a weighted reward."""
 
     reward: str = "???"
-    """fn:MODULE.FUNCTION or model:PATH."""
+    """fn:MODULE.FUNCTION, class:MODULE.CLASS or model:PATH."""
     weight: float = 1.0
     """Factor on the term's score."""
     name: Optional[str] = None
@@ -405,7 +439,7 @@ class TermConfig:
     clip: Optional[float] = bounded(None, gt=0)
     """Clip the term's score to [-clip, clip] before weighting."""
     args: Dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for a function."""
+    """Keyword arguments for a function or class."""
 
 
 @dataclass(frozen=True)
@@ -587,9 +621,10 @@ class Config:
 
 # One entry per option that has keys of its own; the first field of each (`name`, `kind`) tells them apart in a saved config.
 OPTIONS: dict[str, dict[str, type]] = {
-    "algo": {"ppo": PPOConfig, "rloo": RLOOConfig, "cgpo": CGPOConfig},
+    "algo": {"ppo": PPOConfig, "rloo": RLOOConfig, "cgpo": CGPOConfig, "class": CustomAlgoConfig},
     "reward": {
         "fn": FunctionRewardConfig,
+        "class": ClassRewardConfig,
         "model": ModelRewardConfig,
         "calibrated": CalibratedRewardConfig,
         "weighted": WeightedRewardConfig,

@@ -66,6 +66,11 @@ def with_own(config: Any, task: TaskConfig) -> Any:
     )
 
 
+def not_its_own(config: Any, task: TaskConfig) -> Iterator[str]:
+    """What a task sets of the algorithm that the algorithm does not have."""
+    return (name for name in ALGO if getattr(task, name) is not None and not hasattr(config.algo, name))
+
+
 def task_keys() -> Iterator[str]:
     """Names of a task's keys."""
     return (f.name for f in fields(TaskConfig))

@@ -82,7 +82,7 @@ def _data_of(text: str) -> dict[str, Any]:
 def _reward_of(text: str) -> dict[str, Any]:
     kind, colon, value = text.partition(":")
     if not colon or ("reward", kind) not in KINDS:
-        raise ValueError(f"reward={text}: expected fn:MODULE.FUNCTION, model:PATH or calibrated:PATH")
+        raise ValueError(f"reward={text}: expected fn:MODULE.FUNCTION, class:MODULE.CLASS, model:PATH or calibrated:PATH")
     return {"kind": kind, "path": value}
 
 

@@ -12,14 +12,17 @@ from rlctl.config.checks import term_name
 from rlctl.config.leaves import Leaf, leaves, value_source
 from rlctl.config.schema import (
     CalibratedRewardConfig,
+    ClassRewardConfig,
     Config,
     FunctionRewardConfig,
+    ModelRewardConfig,
     RewardConfig,
     WeightedRewardConfig,
 )
 from rlctl.models import Source
 from rlctl.rewards.base import Reward
 from rlctl.rewards.calibrated import CalibratedReward
+from rlctl.rewards.custom import ClassReward
 from rlctl.rewards.function import FunctionReward
 from rlctl.rewards.model import ModelReward, check_source, load_classifier
 from rlctl.rewards.weighted import Term, WeightedReward
@@ -27,24 +30,25 @@ from rlctl.rewards.weighted import Term, WeightedReward
 
 @dataclass(frozen=True)
 class Opened:
-    """A leaf that was found: a function ready to call, or a reward model known by its config and tokenizer."""
+    """A leaf that was found: a function or class ready to call, or a reward model known by its config and tokenizer."""
 
     config: Leaf
-    function: FunctionReward | None
+    function: FunctionReward | ClassReward | None
     source: Source | None
 
 
 def open_leaves(config: RewardConfig) -> list[Opened]:
-    """Import every function, open every reward model's config and tokenizer.
+    """Import every function and class, open every reward model's config and tokenizer.
 
     Raises:
         RewardError, ModelError: one of them is not what it should be.
     """
-    opened = []
+    opened, may_abstain = [], isinstance(config, WeightedRewardConfig)
     for leaf in leaves(config):
         if isinstance(leaf, FunctionRewardConfig):
-            may_abstain = isinstance(config, WeightedRewardConfig)
             opened.append(Opened(leaf, FunctionReward(leaf, may_abstain=may_abstain), None))
+        elif isinstance(leaf, ClassRewardConfig):
+            opened.append(Opened(leaf, ClassReward(leaf, may_abstain), None))
         else:
             source = models.open_source(leaf, "reward model")
             check_source(source)
@@ -65,7 +69,7 @@ def load(config: Config, opened: list[Opened], policy: Source, device: torch.dev
         if one.function is not None:
             parts.append(one.function)
             continue
-        assert one.source is not None and not isinstance(one.config, FunctionRewardConfig)
+        assert one.source is not None and isinstance(one.config, ModelRewardConfig)
         key = (one.source.path, one.config.revision, one.config.dtype)
         if key not in read:
             read[key] = load_classifier(one.source, device)

@@ -98,12 +98,13 @@ class CalibratedReward(Reward):
     def state(self) -> dict[str, Any]:
         """Baselines that were sampled, and every score so far: which were scored together shows in a score's last digits."""
         sampled = {row: list(answer) for row, answer in self.baselines.items()} if self.config.baseline == "sample" else {}
-        return {"baselines": sampled, "scores": dict(self._scores)}
+        return {"baselines": sampled, "scores": dict(self._scores), "base": self.base.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave."""
         self.baselines |= {row: (text, cut) for row, (text, cut) in state["baselines"].items()}
         self._scores |= state["scores"]
+        self.base.restore(state["base"])
 
     def warnings(self) -> list[Warning]:
         """The base's, and one when most differences lie where the sigmoid is flat."""

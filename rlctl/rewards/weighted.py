@@ -1,14 +1,16 @@
-"""A weighted sum of rewards. Every term is logged by name; a function abstains on a sample by returning None for it."""
+"""A weighted sum of rewards. Every term is logged by name; a function or class abstains on a sample by returning None for it."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from rlctl.data import Prompts
 from rlctl.errors import RewardError
 from rlctl.report import Warning
 from rlctl.rewards.base import Reward, Scored
+from rlctl.rewards.custom import ClassReward
 from rlctl.rewards.function import FunctionReward
 from rlctl.rollout import Samples
 
@@ -30,7 +32,7 @@ class Term:
         """
         try:
             one = self.reward
-            found = one.scored_or_none(samples) if isinstance(one, FunctionReward) else [*one.score(samples)]
+            found = one.scored_or_none(samples) if isinstance(one, (FunctionReward, ClassReward)) else [*one.score(samples)]
         except RewardError as error:
             raise RewardError(f"term {self.name!r}: {error.what}", error.why, error.hint) from error
         if self.clip is None:
@@ -76,6 +78,15 @@ class WeightedReward(Reward):
         with ThreadPoolExecutor(max(1, len(waiting)), "reward") as threads:
             futures = {t.name: threads.submit(t.scores, samples) for t in waiting}
             return [futures[t.name].result() if t.name in futures else t.scores(samples) for t in self.terms]
+
+    def state(self) -> dict[str, Any]:
+        """Every term's."""
+        return {t.name: t.reward.state() for t in self.terms}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Every term's."""
+        for term in self.terms:
+            term.reward.restore(state[term.name])
 
     def warnings(self) -> list[Warning]:
         """Every term's."""
