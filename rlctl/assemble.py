@@ -111,7 +111,7 @@ def assemble(config: Config, reporter: Reporter) -> Assembly:
 
     base = open_base(config, check)
     if config.model.gradient_checkpointing:
-        base.lm.gradient_checkpointing_enable({"use_reentrant": False})
+        models.recompute_activations(base.lm)
     value = build(config, choice, base.source, base.lm, base.streams[""].reward) if needs_value else None
     return _put_together(config, base, algorithms, value, reporter)
 

@@ -71,7 +71,7 @@ def construct(group: str, path: str, first: Sequence[Any], args: dict[str, Any],
         raise error(
             f"{called} has no parameter {extra[0]!r}",
             f"its parameters are: {', '.join(names) or 'none'}",
-            f"{group}.args.{near}" if near else f"leave {group}.args.{extra[0]} out, or add the parameter",
+            f"{group}.args.{near}={args[extra[0]]}" if near else f"leave {group}.args.{extra[0]} out, or add the parameter",
         )
     try:
         inspect.signature(cls).bind(*first, **args)

@@ -126,6 +126,12 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def recompute_activations(model: Any) -> None:
+    """Let a model compute its activations anew in the backward pass. transformers 5.24 renamed the switch; 5.0 has the old name."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
 NEEDS_DECODER = "a decoder-only language model (AutoModelForCausalLM), such as a GPT-2, Llama or Qwen folder: model=hf:PATH"
 
 

@@ -76,5 +76,5 @@ def build(config: Config, choice: Choice, source: Source, lm: Any, reward: Rewar
     else:
         value = models.value_from_policy(source, lm, config.seed)
     if config.model.gradient_checkpointing:
-        value.classifier.gradient_checkpointing_enable({"use_reentrant": False})
+        models.recompute_activations(value.classifier)
     return Built(value, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -411,3 +412,21 @@ def test_which_texts_are_closed_by_the_end_token(env, tmp_path, append, same_wor
 def test_a_text_that_ends_already_is_not_closed_twice(env):
     rm = reward_model(env, env.reward, append_eos=AppendEos.always)
     assert rm.encode(tiny.samples(["p a <eos>"]), 0) == [6, 0, 7]
+
+
+# activations computed anew
+
+
+def test_activations_are_recomputed_under_the_name_that_this_transformers_has():
+    lm = tiny.llama()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the old name warns
+        models.recompute_activations(lm)
+    assert lm.is_gradient_checkpointing
+
+
+def test_activations_are_recomputed_where_only_the_old_name_is_known():
+    asked = []
+    old = type("Old", (), {"gradient_checkpointing_enable": lambda _, kwargs: asked.append(kwargs)})()
+    models.recompute_activations(old)
+    assert asked == [{"use_reentrant": False}]

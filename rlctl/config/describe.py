@@ -6,8 +6,9 @@ import ast
 import dataclasses
 import inspect
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from rlctl.config import judges, schema, tasks
 from rlctl.config.judges import JudgeConfig
@@ -21,6 +22,8 @@ class Key:
     name: str
     default: str
     doc: str
+    takes: str = ""
+    """Its values in words."""
 
 
 @cache
@@ -45,18 +48,51 @@ def _default(f: dataclasses.Field[Any]) -> str:
     value = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
     if value is None:
         return "null"
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def keys(cls: type, prefix: str) -> list[Key]:
     """The keys of one config class in order, the ones it inherits first; a group inside it gives its own."""
-    found: list[Key] = []
+    found, hints = list[Key](), get_type_hints(cls)
     for f in dataclasses.fields(cls):
         if dataclasses.is_dataclass(f.default_factory):
             found += keys(f.default_factory, f"{prefix}{f.name}.")  # type: ignore[arg-type]
         else:
-            found.append(Key(f"{prefix}{f.name}", _default(f), _doc(cls, f.name)))
+            found.append(Key(f"{prefix}{f.name}", _default(f), _doc(cls, f.name), _takes(hints[f.name], f)))
     return found
+
+
+_WORDS = {bool: "true, false", int: "integer", float: "number", str: "text", Any: "see there"}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def _takes(hint: Any, f: dataclasses.Field[Any]) -> str:
+    """The values of a field in words."""
+    parts = get_args(hint)
+    if optional := type(None) in parts:
+        hint = next(p for p in parts if p is not type(None))
+        parts = get_args(hint)
+    origin = get_origin(hint) or hint
+    if origin is list:
+        words = "list of texts" if parts == (str,) else "list of mappings"
+    elif origin is dict:
+        words = "mapping"
+    elif inspect.isclass(hint) and issubclass(hint, StrEnum):
+        words = ", ".join(hint)
+    else:
+        words = _WORDS[hint]
+    bounds = " and ".join(f"{_BOUNDS[k]} {v:g}" for k, v in f.metadata.items())
+    if "ge" in f.metadata and f.metadata["ge"] == f.metadata.get("le"):
+        words, bounds = f"{f.metadata['ge']:g}", ""
+    return words + (f" {bounds}" if bounds else "") + (", null" if optional else "")
+
+
+def seed() -> Key:
+    """The one key that stands in no group."""
+    f = next(f for f in dataclasses.fields(schema.Config) if f.name == "seed")
+    return Key("seed", _default(f), _doc(schema.Config, "seed"), _takes(int, f))
 
 
 def groups() -> list[tuple[str, str, list[Key]]]:
@@ -65,10 +101,13 @@ def groups() -> list[tuple[str, str, list[Key]]]:
     for f in dataclasses.fields(schema.Config):
         if f.name in schema.OPTIONS:
             base = schema.AlgoConfig if f.name == "algo" else schema.RewardConfig
-            shared = {g.name for g in dataclasses.fields(base)}
+            shared = {g.name: _default(g) for g in dataclasses.fields(base)}
+            told = ("name", "kind")
             out.append((f.name, _title(base), keys(base, f"{f.name}.")))
             for option, cls in schema.OPTIONS[f.name].items():
-                own = [k for k in keys(cls, f"{f.name}.") if k.name.split(".")[1] not in shared or k.name.endswith(".path")]
+                found = [(k.name.partition(".")[2], k) for k in keys(cls, f"{f.name}.")]
+                own = [k for name, k in found if name == "path" or (name not in told and shared.get(name) != k.default)]
+                own += keys(schema.TermConfig, "reward.terms[].") if cls is schema.WeightedRewardConfig else []
                 out.append((f"{f.name}={option}", _title(cls), own))
         elif f.name == "judges":
             listed = [Key("judges", "[]", _doc(schema.Config, "judges")), *keys(JudgeConfig, "judges[].")]
