@@ -27,10 +27,8 @@ _HEAD = """\
 Made by `python -m rlctl.config.reference` from the code; do not edit. `rlctl train --help` shows the same keys in the terminal, and
 `rlctl train --cfg job` what a command line composes to. Rewards and algorithms of your own: [EXTENDING.md](EXTENDING.md).
 
-    rlctl train GROUP=OPTION group.key=value
-
-An option sets defaults for the keys of its group; a key set on the command line wins over a recipe's `config.yaml`, which wins over the
-option. In a value, `null` is "none", a list is `[a,b]`; a value with `= # < > & ,` or blanks needs quotes inside the shell's.
+On the command line `GROUP=OPTION` chooses an option and `group.key=value` sets a key. An option sets defaults for the keys of its group; a
+key on the command line wins over a recipe's `config.yaml`, which wins over the option. In a value, `null` is "none", a list is `[a,b]`; a value with `= # < > & ,` or blanks needs quotes inside the shell's.
 
 """
 
