@@ -125,8 +125,9 @@ def check_custom(config: Config, algorithms: dict[str, algos.Algorithm]) -> None
     for algorithm in algorithms.values():
         if not isinstance(algorithm, Custom):
             continue
-        if config.tasks and not algorithm.has_tasks:
-            raise ConfigError(f"{algorithm.called} cannot have tasks", "it has no function combine (see rlctl/algos/base.py)")
+        if config.tasks and (algorithm.needs_value or not algorithm.has_tasks):
+            why = "it needs a value model, which tasks lack" if algorithm.needs_value else "it has no function combine"
+            raise ConfigError(f"{algorithm.called} cannot have tasks", why)
         asked = config.value.init is not ValueInit.auto or config.value.lr is not None or config.run.save_value
         if asked and not algorithm.needs_value:
             raise ConfigError(
