@@ -206,7 +206,7 @@ def _place() -> tuple[Path, list[str], int | None]:
 
 def _job(cfg: DictConfig, recipe: Path | None) -> Job:
     hydra, (run_dir, overrides, number) = HydraConfig.get(), _place()
-    if why := _misplaced_arguments(cfg):
+    if why := explain.misplaced_arguments(cfg):
         raise _cannot_compose([why])
     paths = [str(p) for p in ([recipe] if recipe else [])] + [os.getcwd()]
     typed = OmegaConf.to_object(cfg)
@@ -216,16 +216,6 @@ def _job(cfg: DictConfig, recipe: Path | None) -> Job:
     record = {"config.yaml": cfg, "overrides.yaml": OmegaConf.create(overrides), "hydra.yaml": OmegaConf.create({"hydra": hydra})}
     files = {name: OmegaConf.to_yaml(node) for name, node in record.items()}
     return Job(typed, run_dir, overrides, number, files)
-
-
-def _misplaced_arguments(cfg: DictConfig) -> str | None:
-    """Arguments where nothing takes any: they are the one kind of key that a command line may add."""
-    takes = {group: {name for name, cls in found.items() if "args" in {f.name for f in fields(cls)}} for group, found in OPTIONS.items()}
-    if "args" in cfg.reward and cfg.reward.kind not in takes["reward"]:
-        return f"reward.args: reward={cfg.reward.kind} takes no arguments; reward=fn and class have them, and the terms of reward=weighted"
-    if "args" in cfg.algo and cfg.algo.name not in takes["algo"]:
-        return f"algo.args: algo={cfg.algo.name} takes no arguments; algo=class has them"
-    return None
 
 
 def check(config: Config) -> None:
@@ -298,9 +288,8 @@ def changed(config: Config, overrides: list[str]) -> Config:
         except OmegaConfBaseException as error:
             lines.append(explain.composition(error))
     if lines:
-        raise ConfigError("the config cannot be composed", "\n".join(lines), "rlctl train --help lists every option and key")
-    typed = _typed(node)
-    return resolve_paths(typed, overrides, None)
+        raise _cannot_compose(lines)
+    return resolve_paths(_typed(node), overrides, None)
 
 
 def use_import_paths(config: Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -99,6 +100,16 @@ def quoted(text: str) -> str:
 def is_argument(key: str) -> bool:
     """The places where a key may be new: keyword arguments of the user's function or class."""
     return key in ("reward.args", "algo.args") or key.startswith(("reward.args.", "algo.args."))
+
+
+def misplaced_arguments(cfg: Any) -> str | None:
+    """Arguments where nothing takes any: they are the one kind of key that a command line may add."""
+    takes = {group: {name for name, cls in found.items() if "args" in {f.name for f in fields(cls)}} for group, found in OPTIONS.items()}
+    if "args" in cfg.reward and cfg.reward.kind not in takes["reward"]:
+        return f"reward.args: reward={cfg.reward.kind} takes no arguments; reward=fn and class have them, and the terms of reward=weighted"
+    if "args" in cfg.algo and cfg.algo.name not in takes["algo"]:
+        return f"algo.args: algo={cfg.algo.name} takes no arguments; algo=class has them"
+    return None
 
 
 def of_one_run(overrides: Iterable[str]) -> list[str]:

@@ -28,7 +28,8 @@ Made by `python -m rlctl.config.reference` from the code; do not edit. `rlctl tr
 `rlctl train --cfg job` what a command line composes to. Rewards and algorithms of your own: [EXTENDING.md](EXTENDING.md).
 
 On the command line `GROUP=OPTION` chooses an option and `group.key=value` sets a key. An option sets defaults for the keys of its group; a
-key on the command line wins over a recipe's `config.yaml`, which wins over the option. In a value, `null` is "none", a list is `[a,b]`; a value with `= # < > & ,` or blanks needs quotes inside the shell's.
+key on the command line wins over a recipe's `config.yaml`, which wins over the option. In a value, `null` is "none", a list is
+`[a,b]`; a value with `= # < > & ,` or blanks needs quotes inside the shell's.
 
 """
 
