@@ -73,7 +73,7 @@ def test_the_live_view_shows_them_whole(columns, rows, metrics, expected):
     test_console.assert_screen_ends_with_frame(seen, console, columns, rows)
     for text in expected:
         label, _, value = text.rpartition(" ")
-        row = test_console.row_with(seen, f"{label} ")
+        (row,) = [row for row in seen if re.match(rf"{label}  ", row)]
         assert re.match(rf"{label} +{re.escape(value)} ", row), row
         assert "▁▅█" in row
     console.close()
