@@ -22,7 +22,7 @@ from rlctl.collect import Collector
 from rlctl.config.schema import Config, Device, MixedPrecision, ValueInit
 from rlctl.control import KLController
 from rlctl.data import Prompts, build_prompts, context_length
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, of_task
 from rlctl.facts import facts
 from rlctl.judges import build as judges_of
 from rlctl.judges.base import Judge
@@ -68,23 +68,29 @@ def open_base(config: Config, check: Callable[[Source, Source | None], None] = l
     transformers.utils.logging.disable_progress_bar()
     accelerator = open_accelerator(config)
     tasks = config.by_task
-    opened = {name: (open_leaves(c.reward), judges_of.open_judges(c.judges)) for name, c in tasks.items()}
+    opened = {}
+    for name, c in tasks.items():
+        with of_task(name):
+            opened[name] = open_leaves(c.reward), judges_of.open_judges(c.judges)
     source = models.open_source(config.model, "policy")
     check(source, value_source_of(config.reward, opened[""][0]) if "" in opened else None)
-    prompts = {name: build_prompts(c, source.tokenizer, context_length(source.hf_config)) for name, c in tasks.items()}
+    prompts: dict[str, Prompts] = {}
     for name, (leaves, _) in opened.items():
-        for one in leaves:
-            if one.function is not None:
-                one.function.check(prompts[name])
+        with of_task(name):
+            prompts[name] = build_prompts(tasks[name], source.tokenizer, context_length(source.hf_config))
+            for one in leaves:
+                if one.function is not None:
+                    one.function.check(prompts[name])
     read: dict[object, Any] = {}
     scorers: dict[str, tuple[Reward, list[Judge]]] = {}
     for name, (leaves, asked) in opened.items():
-        judges = judges_of.load(asked, accelerator.device, read)
-        for judge in judges:
-            judge.check(prompts[name])
-        reward = load(tasks[name], leaves, source, accelerator.device, read)
-        reward.check(prompts[name])
-        scorers[name] = reward, judges
+        with of_task(name):
+            judges = judges_of.load(asked, accelerator.device, read)
+            for judge in judges:
+                judge.check(prompts[name])
+            reward = load(tasks[name], leaves, source, accelerator.device, read)
+            reward.check(prompts[name])
+            scorers[name] = reward, judges
     lm = models.load_policy(source, config.seed).to(accelerator.device)
     ends = end_ids(source.tokenizer, lm.generation_config)
     pad = models.pad_id(source, ends, lm.get_input_embeddings().weight.shape[0])

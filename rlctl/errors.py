@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.7) -> str | None:
@@ -62,3 +63,15 @@ class TrainingError(RlctlError):
     """Training cannot go on: a loss, gradient or log-probability is not finite, or a device gave up."""
 
     exit_status = 4
+
+
+@contextmanager
+def of_task(name: str) -> Iterator[None]:
+    """Errors raised inside say which of several tasks they are about; "" is the only one of a run without tasks."""
+    try:
+        yield
+    except RlctlError as error:
+        if name:
+            error.what = f"task {name}: {error.what}"
+            error.args = (error.what,)
+        raise

@@ -17,7 +17,7 @@ from rlctl.assemble import Base, Stream, open_base
 from rlctl.collect import Collector
 from rlctl.config.schema import Config
 from rlctl.data import Prompt, Prompts
-from rlctl.errors import DataError, RewardError
+from rlctl.errors import DataError, RewardError, of_task
 from rlctl.judges.base import Verdicts, judge_all
 from rlctl.report import Finding, ScoreReport, ScoreRow
 from rlctl.rewards.base import Reward, Scored
@@ -34,8 +34,11 @@ def score(config: Config) -> dict[str, ScoreReport]:
     Raises:
         RlctlError: policy, data or reward cannot be loaded.
     """
-    base = open_base(config)
-    return {name: _score(stream.config, base, stream) for name, stream in base.streams.items()}
+    base, reports = open_base(config), {}
+    for name, stream in base.streams.items():
+        with of_task(name):
+            reports[name] = _score(stream.config, base, stream)
+    return reports
 
 
 def _score(config: Config, base: Base, stream: Stream) -> ScoreReport:

@@ -13,7 +13,7 @@ from rlctl import checkpoint, resume, weights
 from rlctl.assemble import assemble
 from rlctl.assembly import Assembly
 from rlctl.config.schema import Config, Resume
-from rlctl.errors import RlctlError, TrainingError
+from rlctl.errors import RlctlError, TrainingError, of_task
 from rlctl.interrupt import Interrupts
 from rlctl.record import Recorder, write_summary
 from rlctl.report import Reporter, Sample, Summary
@@ -143,7 +143,8 @@ def save(run: Assembly, recorder: Recorder, at: resume.Moment) -> None:
 def take(run: Assembly, task: Task, step: int) -> Taken:
     """A task's rollout of a step, and what it shows."""
     prompts = task.prompts.at(step, task.config.rollout.prompts_per_step)
-    return measure(task, task.collector(run.share(prompts), run.clock), run.kl.coef)
+    with of_task(task.name):
+        return measure(task, task.collector(run.share(prompts), run.clock), run.kl.coef)
 
 
 def prepare(run: Assembly, taken: list[Taken]) -> Batch:
@@ -153,7 +154,7 @@ def prepare(run: Assembly, taken: list[Taken]) -> Batch:
         batch, targets = one.task.algorithm.prepare(one.collected.rollout, run.kl.coef, one.task.collector.total)
         one.metrics.update(targets)
         batches.append(batch)
-    return batches[0] if len(batches) == 1 else run.algorithm.combine(batches, [one.task.weight for one in taken])
+    return run.algorithm.combine(batches, [one.task.weight for one in taken]) if run.config.tasks else batches[0]
 
 
 def past_limit(config: Config, taken: list[Taken]) -> float | None:

@@ -42,6 +42,9 @@ def score(texts):
 def passes(texts):
     return [sum(map(ord, t)) % 3 > 0 for t in texts]
 
+def seldom_passes(texts):
+    return [sum(map(ord, t)) % 3 == 0 for t in texts]
+
 def only_in_the_second(texts):
     if os.environ.get("RANK") == "1":
         raise ValueError("the second process cannot")
@@ -54,10 +57,28 @@ TINY = [
 ]  # fmt: skip
 
 
+# two tasks of unlike sizes; the second learns from baselines too
+RECIPE = """
+defaults: [base, override algo: cgpo, _self_]
+tasks:
+  a: {reward: fn:fixed.score, judges: [{kind: fn, path: fixed.passes}], samples_per_prompt: 3, prompts_per_step: 4, kl_max: .inf}
+  b:
+    data: {limit: 40}
+    reward: {kind: calibrated, base: fn:fixed.score}
+    judges: [{kind: fn, path: fixed.seldom_passes}]
+    optimizer: crraft
+    samples_per_prompt: 2
+    weight: 0.5
+"""
+
+
 def train(folder: Path, out: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """`rlctl train` in a folder holding the module."""
+    """`rlctl train` in a folder holding the module, which is a recipe of two tasks as well."""
     (folder / "fixed.py").write_text(MODULE)
-    command = [sys.executable, "-m", "rlctl", "train", *TINY, "reward=fn:fixed.score", f"hydra.run.dir={out}", *overrides]
+    (folder / "config.yaml").write_text(RECIPE)
+    recipe = [o for o in overrides if o == "."]
+    overrides = tuple(o for o in overrides if o != ".")
+    command = [sys.executable, "-m", "rlctl", "train", *recipe, *TINY, "reward=fn:fixed.score", f"hydra.run.dir={out}", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -74,6 +95,7 @@ ALGORITHMS = {
         "algo=cgpo", "algo.samples_per_prompt=3", "rollout.prompts_per_step=8", "algo.minibatches=1", "algo.score_normalization=none",
         "judges=[{kind: fn, path: fixed.passes}]",
     ],
+    "tasks": [".", "algo.minibatches=1", "algo.score_normalization=none"],
     "rloo": ["algo=rloo", "algo.samples_per_prompt=3", "rollout.prompts_per_step=8"],
 }
 
@@ -91,6 +113,8 @@ def test_two_processes_equal_one(tmp_path: Path, algo: str) -> None:
     start = load_file(Path(__file__).parents[1] / "rlctl" / "builtin" / "policy" / "model.safetensors")
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=1e-4)
+    if algo == "tasks":
+        assert all(row["tasks/b/cgpo/baselines"] > 0 and row["tasks/b/cgpo/skipped"] < 1 for row in one)
     assert any(not torch.allclose(tensor, start[name].float(), atol=5e-5) for name, tensor in ours.items())  # and it did learn
 
 

@@ -116,8 +116,8 @@ def read(argv: list[str], recipe: Path | None) -> Line:
     groups = _groups(recipe)
     _check_overrides(explain.parse_overrides(args.overrides), groups)
     name = "config" if recipe and (recipe / "config.yaml").is_file() else "base"
-    # the arguments of a function are new keys by nature; Hydra wants to be told so
-    args.overrides = [f"++{o}" if explain.is_argument(o.partition("=")[0]) else o for o in args.overrides]
+    # Hydra wants to be told of new keys: the arguments of a function, and what a task did not say of its data or reward before
+    args.overrides = [f"++{o}" if explain.takes_new_keys(o) else o for o in args.overrides]
     return Line(parser, args, groups, name)
 
 

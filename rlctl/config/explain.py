@@ -113,10 +113,15 @@ def misplaced_arguments(cfg: Any) -> str | None:
 
 
 def of_one_run(overrides: Iterable[str]) -> list[str]:
-    """A job's overrides as they can be typed to run it alone: a sweep escapes colons, arguments of a function were marked as new
-    keys, and what is said about the sweep as a whole is left out."""
-    plain = [o.removeprefix("++") if is_argument(o[2:].partition("=")[0]) else o for o in overrides]
+    """A job's overrides as they can be typed to run it alone: a sweep escapes colons, new keys were marked as such, and what is said about the sweep as a whole is left out."""
+    plain = [o.removeprefix("++") if takes_new_keys(o[2:]) else o for o in overrides]
     return [o.replace("\\:", ":") for o in plain if not o.startswith(("sweep=", "sweep."))]
+
+
+def takes_new_keys(override: str) -> bool:
+    """Whether an override may bring keys that Hydra does not know: those of a function, or a mapping for a task's data or reward."""
+    key, _, value = override.partition("=")
+    return is_argument(key) or (value.startswith("{") and re.fullmatch(r"tasks\.[^.]+\.(data|reward)", key) is not None)
 
 
 def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rlctl.console.numbers import number, percent
+from rlctl.console.text import shorten
 
 Format = Callable[[float | None], str]
 
@@ -47,6 +48,8 @@ FIXED = (
 
 OF_A_TASK = ("objective/scores", "objective/kl", "judges/satisfied", "responses/truncated")
 """Shown of each task, where there are several."""
+NAME = 13
+"""Columns of a task's name in a label: what is measured must stay readable beside it."""
 
 
 def fields_of(names: Iterable[str]) -> tuple[Field, ...]:
@@ -66,7 +69,7 @@ def fields_of(names: Iterable[str]) -> tuple[Field, ...]:
 def _of_task(field: Field, task: str) -> Field:
     # in a plain line the score opens a task's figures, with its name
     plain = field.plain.replace("score", task) if field.plain and field.metric == "objective/scores" else field.plain
-    return replace(field, metric=f"tasks/{task}/{field.metric}", label=f"{task} {field.label}", plain=plain)
+    return replace(field, metric=f"tasks/{task}/{field.metric}", label=f"{shorten(task, NAME)} {field.label}", plain=plain)
 
 
 def _judges(names: list[str]) -> list[Field]:

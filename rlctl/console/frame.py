@@ -9,10 +9,11 @@ from __future__ import annotations
 from rich.text import Text
 
 from rlctl.console.blocks import progress
+from rlctl.console.fields import fields_of
 from rlctl.console.numbers import duration, number, time_left
 from rlctl.console.panels import metric_lines, phase_lines
-from rlctl.console.summary import ENDINGS
-from rlctl.console.text import fold, shorten, shorten_path
+from rlctl.console.summary import COMPARED, ENDINGS
+from rlctl.console.text import clean, fold, shorten, shorten_path
 from rlctl.console.view import View
 from rlctl.report import Sample, Warning
 
@@ -34,8 +35,9 @@ def frame(view: View, width: int, height: int, now: float) -> list[Text]:
 
 def _compact(view: View, width: int, now: float) -> list[Text]:
     where = f"step {view.step}/{view.steps}  {_percent_done(view)}%  eta {_eta(view, now)}"
-    score, kl = (number(view.metrics.get(f"objective/{name}")) for name in ("scores", "kl"))
-    return [Text(shorten(where, width), "bold"), Text(shorten(f"score {score}  kl {kl}", width))]
+    shown = [f for f in fields_of(view.metrics) if f.metric.endswith(COMPARED)]
+    figures = "  ".join(f"{f.label} {number(view.metrics.get(f.metric))}" for f in shown)
+    return [Text(shorten(where, width), "bold"), Text(shorten(clean(figures), width))]
 
 
 def _page(view: View, width: int, height: int, now: float) -> list[Text]:
