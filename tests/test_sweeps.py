@@ -324,6 +324,7 @@ def test_fail_fast_starts_no_member_after_a_failed_one(rlctl):
 
 
 def test_an_interrupt_ends_the_running_member_in_good_order_and_starts_no_other(rlctl):
+    _listen()
     deeds(s2="interrupt the sweep")
     done = rlctl("1,2,3")
     assert done.status == 130
@@ -577,6 +578,11 @@ REWARD = """\
 SMALLEST = ["rollout.prompts_per_step=2", "rollout.max_new_tokens=2", "algo.epochs=1", "run.tracker=none", "run.samples_every=100"]
 
 
+def _listen() -> None:
+    """Tests that run in the background ignore Ctrl-C, and what they start inherits that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Started:
     """A sweep in a process of its own, in a process group of its own."""
 
@@ -585,22 +591,24 @@ class Started:
         environment = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "CUDA_VISIBLE_DEVICES")} | self.variables
         command = [sys.executable, "-m", "rlctl", "train", "-m", *argv, "hydra.sweep.dir=s", "reward=fn:own.score", *SMALLEST]
         with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
-            self.process = psutil.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err, start_new_session=True)
+            self.process = psutil.Popen(
+                command, cwd=folder, env=environment, stdout=out, stderr=err, start_new_session=True, preexec_fn=_listen
+            )  # fmt: skip
 
     variables: dict[str, str] = {}  # noqa: RUF012
 
     def until_steps(self, count: int, *numbers: int) -> None:
         """Wait until these members have done so many steps."""
         for n in numbers:
-            path, deadline = self.folder / "s" / str(n) / "metrics.jsonl", time.monotonic() + 120
+            path, deadline = self.folder / "s" / str(n) / "metrics.jsonl", time.monotonic() + 300
             while not path.exists() or path.read_text().count("\n") < count:
                 assert self.process.poll() is None and time.monotonic() < deadline, self.err
                 time.sleep(0.05)
 
     def end(self) -> int:
         """Wait for its end; its exit status. Nothing it started may be left."""
-        status = self.process.wait(180)
-        deadline = time.monotonic() + 10  # a launcher's helpers see their parent's end a moment later
+        status = self.process.wait(600)
+        deadline = time.monotonic() + 30  # a launcher's helpers see their parent's end a moment later
         while left := [p.cmdline() for p in psutil.process_iter() if self._is_of_it(p)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
