@@ -35,7 +35,8 @@ def write_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + tail)
     (folder / "command.txt").write_text(command + "\n")
     if status is not None:
-        ends = {"first": lines[0], "last": lines[-1], "best_score": max(scores), "best_step": scores.index(max(scores)) + 1} if lines else {}
+        best = max(scores, default=None)
+        ends = {"first": lines[0], "last": lines[-1], "best_score": best, "best_step": scores.index(best) + 1} if lines else {}
         told = {"status": status, "reason": reason, "steps_done": len(lines), "seconds": 80.0, **ends, **summary}
         (folder / "summary.json").write_text(json.dumps(told))
     for path in folder.rglob("*"):
@@ -212,10 +213,11 @@ def write_many() -> None:
 
 LISTED = [
     "started           status      steps  score   best      kl   time  run",
-    "2026-12-01 09:05  sweep of 4   3/25  2.500  2.500  0.7500  1m20s  multirun/d/t  best: 1  algo.kl_coef=0.2  2 finished, 1 failed, 1 not run",
+    "2026-12-01 09:05  sweep of 4   3/25  2.500  2.500  0.7500  1m20s  multirun/d/t  best: 1  algo.kl_coef=0.2"
+    "  2 finished, 1 failed, 1 not run",
     "2026-12-01 09:04  unfinished  2/100  2.000  2.000  0.5000     3s  outputs/d/c   run.steps=100",
-    "2026-12-01 09:03  broken          -      -      -       -      -  outputs/d/d   summary.json is no JSON: Expecting property name enclosed in"
-    " double quotes: line 1 column 2 (char 1)",
+    "2026-12-01 09:03  broken          -      -      -       -      -  outputs/d/d   summary.json is no JSON: Expecting property name"
+    " enclosed in double quotes: line 1 column 2 (char 1)",
     "2026-12-01 09:02  failed       0/25      -      -       -  1m20s  outputs/d/b   reward fn:m.f raised ValueError",
     "2026-12-01 09:01  finished     3/25  3.000  3.000  0.7500  1m20s  outputs/d/a   algo=ppo  algo.kl_coef=0.1",
 ]  # fmt: skip
@@ -268,9 +270,9 @@ def test_what_it_is_sorted_by_has_a_column(shown):
 def test_a_sorted_list_puts_a_sweep_where_its_best_member_belongs(shown):
     write_many()
     assert folders(shown("--sort", "objective/scores", "--all")) == [
-        "outputs/d/a", "multirun/d/t/1", "multirun/d/t/0", "outputs/d/c", "multirun/d/t/2", "outputs/d/b", "outputs/d/d",
+        "outputs/d/a", "multirun/d/t/1", "multirun/d/t/0", "outputs/d/c", "outputs/d/d", "outputs/d/b", "multirun/d/t/2",
     ]  # fmt: skip
-    assert folders(shown("--sort", "objective/scores")) == ["outputs/d/a", "multirun/d/t", "outputs/d/c", "outputs/d/b", "outputs/d/d"]
+    assert folders(shown("--sort", "objective/scores")) == ["outputs/d/a", "multirun/d/t", "outputs/d/c", "outputs/d/d", "outputs/d/b"]
 
 
 def test_only_the_newest_are_listed_unless_all_are_asked_for(shown):

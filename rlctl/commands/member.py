@@ -148,6 +148,7 @@ class Member:
         elif note.status and self.fail_fast:
             notes.stop(Stop.failed)
         self._say_end(note)
+        self._end_if_stopped(notes)
 
     def _say(self, note: Note) -> None:
         if not self.quiet:
