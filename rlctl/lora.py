@@ -8,6 +8,8 @@ pass again, and what several processes average would depend on it. Knows no algo
 from __future__ import annotations
 
 import copy
+import ctypes
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 from rlctl.config.schema import ModelConfig
 from rlctl.errors import ConfigError, ModelError
 
+_M_MMAP_THRESHOLD = -3
+"""From glibc's malloc.h."""
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 """peft's name of the model inside its wrapper; we put adapters into the model itself and add it in files only."""
@@ -142,6 +146,17 @@ def is_adapted(module: nn.Module) -> bool:
 def config_of(model: nn.Module) -> Any:
     """peft's LoraConfig of an adapted model."""
     return model.peft_config["default"]  # type: ignore[index]
+
+
+def give_memory_back(device: torch.device) -> None:
+    """On a CPU, return a large tensor's memory to the system once it is freed, for the rest of the process.
+
+    Who trains an adapter is short of memory. glibc learns to keep freed blocks of up to 32 MiB in its heap, where the next
+    activations fit badly between what lives longer: measured, the peak grows by about half. Asking anew costs a fifth of time.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if device.type == "cpu" and sys.platform == "linux" else None
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, 2**20)
 
 
 def describe(model: Any) -> str:
