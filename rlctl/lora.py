@@ -108,7 +108,7 @@ def _given(config: ModelConfig, path: str, found: str) -> Adapter:
         raise ModelError(f"{what} was trained on a model that is not there", f"its base is {base or 'not named'}", hint)
     if (Path(base) / "adapter_config.json").exists():
         raise ModelError(f"{what} was trained on another adapter", f"its base is {base}", "merge that one into its own base first")
-    made.base_model_name_or_path = base
+    made.base_model_name_or_path, made.inference_mode = base, False
     made.task_type = made.task_type or TaskType.CAUSAL_LM
     return Adapter(base, made.revision, made, folder)
 
@@ -251,7 +251,10 @@ def _unwrapped(model: Any, merge: bool) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import AuxiliaryTrainingWrapper
 
+    done: tuple[str, ...] = ()
     for name, module in list(model.named_modules()):
+        if name.startswith(done):  # inside a layer that is no longer there
+            continue
         if isinstance(module, AuxiliaryTrainingWrapper):
             layer = module.unload_and_optionally_merge_module(merge, False, None)
         elif isinstance(module, BaseTunerLayer):
@@ -263,6 +266,7 @@ def _unwrapped(model: Any, merge: bool) -> Any:
         else:
             continue
         model.set_submodule(name, layer)
+        done += (f"{name}.",)
     del model.peft_config
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     if model.config.tie_word_embeddings and ends[1] is not None and ends[0].weight is not ends[1].weight:
