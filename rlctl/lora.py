@@ -162,7 +162,9 @@ def give_memory_back(device: torch.device) -> None:
 def describe(model: Any) -> str:
     """An adapter in words: `LoRA of rank 8, alpha 32, on q_proj, v_proj`."""
     config = config_of(model)
-    where = config.target_modules if isinstance(config.target_modules, str) else ", ".join(config.target_modules)
+    where = config.target_modules
+    if not isinstance(where, str):
+        where = ", ".join(sorted({name.rpartition(".")[2] for name in where}))
     return f"LoRA of rank {config.r}, alpha {config.lora_alpha}, on {where}"
 
 

@@ -444,7 +444,7 @@ def test_the_value_model_is_a_second_adapter_unless_asked_otherwise(env, tmp_pat
     shown = facts(run)
     assert shown["value"] == "policy: a second adapter needs no second model; 30.9K parameters, 4.1K trained (the rest is the policy's)"
     where = "c_attn, c_fc, c_proj"
-    assert shown["policy"] == f"{env.policy}, 30.9K parameters, 4.1K trained (LoRA of rank 4, alpha 32, on {where}), 1 end token"
+    assert shown["policy"] == f"{env.policy}, 30.8K parameters, 4.1K trained (LoRA of rank 4, alpha 32, on {where}), 1 end token"
     assert facts(env.build(tmp_path / "whole"))["policy"] == f"{env.policy}, 26.8K parameters, all trained, 1 end token"
 
 
