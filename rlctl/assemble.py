@@ -91,6 +91,8 @@ def open_base(config: Config, check: Callable[[Source, Source | None], None] = l
             reward = load(tasks[name], leaves, source, accelerator.device, read)
             reward.check(prompts[name])
             scorers[name] = reward, judges
+    if source.adapter is not None:
+        lora.give_memory_back(accelerator.device)
     lm = models.load_policy(source, config.seed).to(accelerator.device)
     ends = end_ids(source.tokenizer, lm.generation_config)
     pad = models.pad_id(source, ends, lm.get_input_embeddings().weight.shape[0])

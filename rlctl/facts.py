@@ -75,9 +75,11 @@ def _kl(task: Task) -> str:
 def _size(model: Any, of_adapter: str | None = None) -> str:
     count, trained = (sum(p.numel() for p in model.parameters() if p.requires_grad or every) for every in (True, False))
     if not lora.is_adapted(model):
-        return f"{_millions(count)} parameters, all trained"
-    return f"{_millions(count)} parameters, {_millions(trained)} trained ({of_adapter or lora.describe(model)})"
+        return f"{_short(count)} parameters, all trained"
+    return f"{_short(count)} parameters, {_short(trained)} trained ({of_adapter or lora.describe(model)})"
 
 
-def _millions(count: int) -> str:
+def _short(count: int) -> str:
+    if count < 1e5:
+        return f"{count / 1e3:.1f}K"
     return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"

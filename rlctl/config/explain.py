@@ -40,6 +40,10 @@ _ALIASES = {
     "total_steps": "run.steps",
     "max_steps": "run.steps",
     "stop_token": "rollout.stop",
+    "lora_r": "model.lora.r",
+    "lora_rank": "model.lora.r",
+    "lora_alpha": "model.lora.alpha",
+    "lora_target_modules": "model.lora.target_modules",
 }
 
 
@@ -55,10 +59,10 @@ def nearest_key(key: str) -> str | None:
     if alias := nearest(last, _ALIASES):
         return _ALIASES[alias]
     group, dot, _ = key.partition(".")
-    inside = [k for k in known_keys() if dot and k.startswith(f"{group}.")]
     # inside the right group compare the last parts alone: a shared prefix would make everything look alike
-    if inside and (found := nearest(last, [k.partition(".")[2] for k in inside])):
-        return f"{group}.{found}"
+    inside = {k.rsplit(".", 1)[-1]: k for k in known_keys() if dot and k.startswith(f"{group}.")}
+    if inside and (found := nearest(last, inside)):
+        return inside[found]
     return None if inside else nearest(key, known_keys())
 
 
