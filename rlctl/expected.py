@@ -119,6 +119,8 @@ def _problem(raw: Any) -> str | None:
             return f"{key} is missing or of the wrong type"
     if unknown := sorted(set(raw) - set(needed) - {"commands"}):
         return f"there is no key {unknown[0]!r}"
+    if not raw["checks"]:
+        return "checks is empty: there is nothing to compare with"
     commands = raw.get("commands", [["train"]])
     if not commands or not all(isinstance(c, list) and c and all(isinstance(part, str) for part in c) for c in commands):
         return "commands is a list of lists of words"
