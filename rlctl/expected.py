@@ -41,6 +41,11 @@ class Check:
     """Folder inside the run folder whose metrics.jsonl holds it."""
 
     @property
+    def name(self) -> str:
+        """The metric, after the folder it is read from if that is not the run folder itself."""
+        return f"{self.run}: {self.metric}" if self.run else self.metric
+
+    @property
     def limits(self) -> str:
         """`at least 3`, `at most 40`, or `1 to 3`."""
         if self.min is not None and self.max is not None:
@@ -186,5 +191,5 @@ def markdown(expected: Expected) -> list[str]:
     """The lines that a recipe's README holds about its numbers."""
     lines = [f"About {expected.seconds:g} seconds on {expected.hardware}. What you should see:", ""]
     lines += ["| | metric | when | value |", "|---|---|---|---|"]
-    lines += [f"| {c.means} | `{f'{c.run}: ' if c.run else ''}{c.metric}` | {c.when} | {c.limits} |" for c in expected.checks]
+    lines += [f"| {c.means} | `{c.name}` | {c.when} | {c.limits} |" for c in expected.checks]
     return lines

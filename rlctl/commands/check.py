@@ -36,7 +36,7 @@ def run(argv: list[str], show_traceback: bool) -> int:
             return status
     seconds = time.monotonic() - started
     results = expected.compare(promised, where)
-    rows = [CheckRow(r.check.means, r.check.metric, r.check.when, r.check.limits, r.seen, r.ok) for r in results]
+    rows = [CheckRow(r.check.means, r.check.name, r.check.when, r.check.limits, r.seen, r.ok) for r in results]
     print_check(folder.name, rows, seconds, promised.seconds, promised.hardware, str(where))
     return 0 if all(r.ok for r in results) else MISSED
 
@@ -65,8 +65,7 @@ def _words(command: tuple[str, ...], folder: Path, run: Path, overrides: list[st
     if words[0] == "python":
         return [sys.executable, *words[1:]]
     if not any("{run}" in part for part in command):
-        key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(words) else "hydra.run.dir"
-        words.append(f"{key}={run}")
+        words += [f"hydra.run.dir={run}", f"hydra.sweep.dir={run}"]  # a recipe's config may make it a sweep
     return [sys.executable, "-m", "rlctl", *words, *overrides, *(["--traceback"] if show_traceback else [])]
 
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlctl.console.numbers import duration, number
+from rlctl.console.runs import UNBOUNDED
 from rlctl.console.stream import make_console, say
-from rlctl.console.tables import UNBOUNDED
 from rlctl.console.text import clean
 
 
