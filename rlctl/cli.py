@@ -17,6 +17,9 @@ COMMANDS = {
     "resume": "rlctl.commands.resume",
     "score": "rlctl.commands.score",
     "runs": "rlctl.commands.runs",
+    "recipes": "rlctl.commands.recipes",
+    "new": "rlctl.commands.new",
+    "check": "rlctl.commands.check",
 }
 """Command -> the module whose `run(argv, show_traceback) -> exit status` is it."""
 

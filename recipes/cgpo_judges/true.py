@@ -3,8 +3,8 @@
 from judges import closed, no_word_twice
 from reward import model_scores
 
-MAX_WORDS = 6   # as the judge `length` of config.yaml
-BROKEN = -3.0   # for a response that breaks a rule: about what the reward model gives words in no order
+MAX_WORDS = 6  # as the judge `length` of config.yaml
+BROKEN = -3.0  # for a response that breaks a rule: about what the reward model gives words in no order
 
 
 def keeps_rules(responses: list[str], kind: list[str]) -> list[bool]:

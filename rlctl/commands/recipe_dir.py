@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlctl import recipes_index
 from rlctl.errors import ConfigError
 
 
@@ -14,5 +15,7 @@ def take_recipe(argv: list[str]) -> tuple[Path | None, list[str]]:
     folder = Path(argv[0]).resolve()
     if not (folder / "config.yaml").is_file():
         why = "it has no config.yaml" if folder.is_dir() else "there is no such folder"
-        raise ConfigError(f"{argv[0]} is not a recipe folder", why, "rlctl train RECIPE_DIR [key=value ...]")
+        ships = not folder.exists() and argv[0] in recipes_index.names()
+        hint = f"rlctl new {argv[0]} {argv[0]}" if ships else "rlctl train RECIPE_DIR [key=value ...]"
+        raise ConfigError(f"{argv[0]} is not a recipe folder", why, hint)
     return folder, argv[1:]

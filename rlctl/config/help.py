@@ -16,6 +16,9 @@ rlctl {version}: online RLHF fine-tuning of language models, driven by configs
   rlctl resume RUN_DIR [key=value ...]       go on exactly where a run stopped
   rlctl score [RECIPE_DIR] [key=value ...]   try the reward on real samples before training; --json for scripts
   rlctl runs [DIR ...]                       runs listed, or a sweep's members ranked; --sort METRIC, --json, --all
+  rlctl recipes                              list the recipes, small folders to start from
+  rlctl new RECIPE DEST                      copy one to make it your own
+  rlctl check RECIPE [key=value ...]         run one and compare with the numbers it promises
   rlctl train --cfg job                      print the config instead of running it
   rlctl train --help                         every config group and key
   rlctl --version
@@ -48,6 +51,30 @@ config groups (GROUP=OPTION)
 {groups}
 keys (default)
 {keys}"""
+
+RECIPES = """\
+rlctl recipes [RECIPE] [--markdown]
+
+  lists the recipes: what each shows, its time and hardware
+  RECIPE       prints the README of that recipe
+  --markdown   the table of recipes/README.md; with RECIPE, the lines about its numbers in its own README
+"""
+
+NEW = """\
+rlctl new RECIPE DEST
+
+  copies a recipe (a name of `rlctl recipes`, or a recipe folder) to DEST, which must be new or empty, and prints the next command
+"""
+
+CHECK = """\
+rlctl check RECIPE [key=value ...]
+
+  runs a recipe (a name of `rlctl recipes`, or a recipe folder) in outputs/check/RECIPE, or hydra.run.dir=PATH, and compares
+  with the numbers of its expected.json
+  key=value    overrides, as for train: rlctl check count_good seed=1
+
+exit status: 0 all numbers seen; 4 some missed; else that of the command that failed
+"""
 
 
 _RESUME = """\

@@ -51,8 +51,11 @@ def resolve_paths(config: Config, overrides: list[str], recipe: Path | None) -> 
 
 
 def _typed(override: str) -> list[str]:
-    """The keys that an override sets: of `key={a: 1, b: 2}`, key.a and key.b."""
+    """The keys that an override sets: of `key={a: 1, b: 2}`, key.a and key.b. `data=mine` names an option: a path in its file was not
+    typed, as that of `data=file:mine.jsonl` was."""
     key, _, value = override.lstrip("+").partition("=")
+    if key in ("model", "data", "reward") and ":" not in value:
+        return []
     if not value.startswith("{"):
         return [key]
     parsed = OverridesParser.create().parse_override(override).value()

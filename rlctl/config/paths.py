@@ -1,4 +1,4 @@
-"""Where the built-in config options lie, and which shorthand there is."""
+"""Where the built-in config options and the recipes lie, and which shorthand there is."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ KINDS: dict[tuple[str, str], tuple[str, str]] = {
 
 def conf_dir() -> Path:
     """The folder of built-in options: inside an installed wheel, or at the top of a checkout."""
+    return _shipped("conf")
+
+
+def recipes_dir() -> Path:
+    """The folder of the recipes that ship with rlctl, in the same two places."""
+    return _shipped("recipes")
+
+
+def _shipped(name: str) -> Path:
     package = Path(__file__).resolve().parents[1]
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
