@@ -8,20 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
-from accelerate.utils.imports import is_tensorboard_available
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlctl import algos, lora, models
+from rlctl import algos, lora, models, sharding
 from rlctl.algos.custom import Custom
 from rlctl.assembly import Assembly, Clock
 from rlctl.collect import Collector
-from rlctl.config.schema import Config, Device, MixedPrecision, ValueInit
+from rlctl.config.schema import Config, ValueInit
 from rlctl.control import KLController
 from rlctl.data import Prompts, build_prompts, context_length
+from rlctl.devices import open_accelerator
 from rlctl.errors import ConfigError, of_task
 from rlctl.facts import facts
 from rlctl.judges import build as judges_of
@@ -143,41 +141,6 @@ def check_custom(config: Config, algorithms: dict[str, algos.Algorithm]) -> None
             )
 
 
-def open_accelerator(config: Config) -> Accelerator:
-    """The devices, as asked.
-
-    Raises:
-        ConfigError: a device or tracker that is not there.
-    """
-    device, tracker = config.launch.device, config.run.tracker
-    if device is Device.cuda and not torch.cuda.is_available():
-        raise ConfigError(
-            "launch.device=cuda: torch sees no CUDA GPU", f"torch {torch.__version__}", "launch=cpu, or install torch with CUDA"
-        )
-    if device is Device.mps and not torch.backends.mps.is_available():
-        raise ConfigError("launch.device=mps: torch sees no Apple GPU", hint="launch=cpu")
-    if tracker == "auto":
-        tracker = "tensorboard" if is_tensorboard_available() else "none"
-    precision = config.launch.mixed_precision
-    if precision is MixedPrecision.auto:
-        gpu = device is not Device.cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        precision = MixedPrecision.bf16 if gpu else MixedPrecision.no
-    where = ProjectConfiguration(project_dir=config.run.dir, logging_dir=str(Path(config.run.dir) / "tensorboard"))
-    try:
-        accelerator = Accelerator(
-            cpu=device is Device.cpu,
-            mixed_precision=str(precision),
-            log_with=None if tracker == "none" else tracker,
-            project_config=where,
-        )
-        if tracker != "none" and not accelerator.log_with:
-            raise ValueError(f"{tracker} is not installed")
-    except ValueError as error:
-        hint = f"pip install {tracker}, or run.tracker=none"
-        raise ConfigError(f"run.tracker={tracker} cannot be used", str(error), hint) from error
-    return accelerator
-
-
 def _put_together(config: Config, base: Base, algorithms: dict[str, algos.Algorithm], built: Built | None, reporter: Reporter) -> Assembly:
     accelerator, lm, value = base.accelerator, base.lm, built.model.to(base.accelerator.device) if built else None
     policy = models.Policy(lm)
@@ -185,9 +148,7 @@ def _put_together(config: Config, base: Base, algorithms: dict[str, algos.Algori
     reference = models.reference_of(lm) if needs_reference else None
     parameters = sum(p.numel() for p in policy.parameters())
     lr = config.optim.lr if config.optim.lr is not None else default_learning_rate(parameters, lora.is_adapted(lm))
-    optimizer = build_optimizer(policy, value, config, lr)
-    wrapped: list[nn.Module] = [accelerator.prepare(m) for m in (policy, value) if m is not None]
-    prepared = accelerator.prepare(optimizer)
+    learner = sharding.distribute(config, accelerator, policy, value, reference, lambda p, v: build_optimizer(p, v, config, lr))
 
     def total(x: Tensor) -> Tensor:
         if accelerator.num_processes == 1:
@@ -203,8 +164,7 @@ def _put_together(config: Config, base: Base, algorithms: dict[str, algos.Algori
         )  # fmt: skip
         rho = config.tasks[name].weight if name else 1.0
         tasks.append(Task(name, s.config, s.prompts, algorithms[name], collector, rho))
-    wrapped_value = wrapped[1] if value is not None else None
-    updater = Updater(config, tasks[0].algorithm, wrapped[0], wrapped_value, prepared, accelerator, total)
+    updater = Updater(config, tasks[0].algorithm, learner, total)
     clock = Clock(reporter, accelerator.device)
     what = ", ".join(config.tasks) or base.streams[""].reward.name
     plan = Plan(f"{config.algo.title}  {what}", Path(config.run.dir), config.steps, ())

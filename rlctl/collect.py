@@ -20,6 +20,7 @@ from rlctl.rewards.base import Reward, Scored
 from rlctl.rewards.calibrated import CalibratedReward
 from rlctl.rollout import Forward, Rollout, Samples, Sequences
 from rlctl.sample import Sampler
+from rlctl.sharding import whole
 from rlctl.tensors import Total, left_pad, length_groups, moments, right_pad
 
 Passes = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -158,7 +159,8 @@ class Collector:
     def sample(self, prompts: list[Prompt], count: int) -> tuple[Sequences, Tensor, Samples]:
         """`count` responses to each prompt, as ids and as text; truncated (B,) bool."""
         repeated = [p for p in prompts for _ in range(count)]
-        sequences, truncated = self.sampler(self.lm, [p.ids for p in repeated])
+        with whole(self.lm):
+            sequences, truncated = self.sampler(self.lm, [p.ids for p in repeated])
         return sequences, truncated, self._texts(repeated, sequences, truncated)
 
     def _texts(self, prompts: list[Prompt], sequences: Sequences, truncated: Tensor) -> Samples:

@@ -17,7 +17,10 @@ from rlctl.errors import ConfigError
 
 FREE = ("run.dir", "run.resume", "run.import_paths", "console.mode", "sweep.parallel", "sweep.fail_fast")
 """Keys whose change is no news."""
-FIXED = ("seed", "model.path", "algo.name", "algo.path", "data.path", "data.split", "data.name", "data.limit", "data.prompt_column")
+FIXED = (
+    "seed", "model.path", "algo.name", "algo.path", "data.path", "data.split", "data.name", "data.limit", "data.prompt_column",
+    "launch.strategy",
+)  # fmt: skip
 """Keys that make it another run."""
 
 

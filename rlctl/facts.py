@@ -35,8 +35,9 @@ def facts(run: Assembly, built: Built | None, lr: float) -> Iterator[tuple[str, 
         if collector.judges:
             yield "judges", ", ".join(j.name for j in collector.judges)
         yield "KL", _kl(run.tasks[0])
+    strategy = f", {run.config.launch.strategy}" if run.config.launch.strategy and run.accelerator.num_processes > 1 else ""
     several = f"{run.accelerator.num_processes} x " if run.accelerator.num_processes > 1 else ""
-    yield "device", f"{several}{run.accelerator.device.type}, mixed precision {run.accelerator.mixed_precision}"
+    yield "device", f"{several}{run.accelerator.device.type}, mixed precision {run.accelerator.mixed_precision}{strategy}"
 
 
 def _prompts(task: Task) -> str:

@@ -8,16 +8,19 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from rlctl import elastic, handover
 from rlctl.config import compose
 from rlctl.config.schema import Config
 from rlctl.console import open_console, print_error, print_score
-from rlctl.errors import RlctlError
+from rlctl.errors import RlctlError, TrainingError
+from rlctl.place import Place
 from rlctl.processes import Child, run_child
 
-INTERRUPTED = 130
+INTERRUPTED = elastic.INTERRUPTED
 
 
 def log_to(run_dir: Path) -> None:
@@ -52,11 +55,21 @@ def run_here(config: Config, show_traceback: bool = False) -> int:
         logging.getLogger("rlctl").exception("unexpected")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             time.sleep(4.0)  # a lost connection follows from what another process is about to tell; then this one is ended
+            if _is_lost_connection(error):  # and if it is not, the other is on another machine
+                why = str(error).splitlines()[0]
+                report(TrainingError("another process has ended", why, "see what it says, on its machine"), show_traceback)
+                return TrainingError.exit_status
         traceback.print_exc()
         print_error(["", f"error: unexpected {type(error).__name__}: {error}", f"  log:  {Path(config.run.dir) / 'rlctl.log'}"])
         return 1
     finally:
         reporter.close()
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or "closed by peer" in str(error) or "Connection reset" in str(error)
 
 
 def score_here(config: Config, as_json: bool) -> int:
@@ -91,40 +104,55 @@ def report(error: RlctlError, show_traceback: bool) -> None:
     print_error(error.lines())
 
 
-def run(config: Config, show_traceback: bool = False) -> int:
-    """Train a saved config and return the exit status: here, or in several processes."""
-    return run_several(config, show_traceback) if config.launch.processes > 1 else run_here(config, show_traceback)
+def run(config: Config, show_traceback: bool = False, place: Place | None = None) -> int:
+    """Train a resolved, saved config and return the exit status: here, or in several processes.
+
+    place: where a launcher of the user's put this process, if one started it.
+    """
+    if place is not None:
+        if place.world > 1:
+            handover.tell(handover.Word(compose.dumps(config)))
+        return run_here(config, show_traceback)
+    if (config.launch.processes or 1) * (config.launch.machines or 1) > 1:
+        return elastic.start(config, worker_arguments(config, show_traceback))
+    return run_here(config, show_traceback)
 
 
-def _worker(config: Config, show_traceback: bool) -> list[str]:
-    return ["-m", "rlctl.worker", config.run.dir, *(["--traceback"] if show_traceback else [])]
+def together(place: Place, command: Callable[[], int], show_traceback: bool) -> int:
+    """Of several processes that a launcher started, the first runs the command, and the others train what it composes; if it
+    composes nothing they end with its status."""
+    if place.rank > 0:
+        return follow(show_traceback)
+    status = 1
+    try:
+        status = command()
+    except RlctlError as error:
+        report(error, show_traceback)
+        status = error.exit_status
+    finally:
+        handover.tell_and_wait(handover.Word(None, status), place.world - 1)
+    return status
+
+
+def follow(show_traceback: bool) -> int:
+    """Train what the first process tells; the exit status."""
+    word = handover.hear()
+    if word.config is None:
+        return word.status
+    config = compose.loads(word.config, "the config of the first process")
+    if Path(config.run.dir).is_dir():  # another machine need not see it
+        log_to(Path(config.run.dir))
+    return run_here(config, show_traceback)
+
+
+def worker_arguments(config: Config, show_traceback: bool) -> list[str]:
+    """The worker's arguments: on another machine than the first there is no run folder to read from."""
+    several = ["--tell"] if (config.launch.machines or 1) > 1 else []
+    where = [config.run.dir, *several] if not config.launch.machine_rank else []
+    return ["-m", "rlctl.worker", *where, *(["--traceback"] if show_traceback else [])]
 
 
 def run_process(config: Config, show_traceback: bool, child: Child) -> int:
     """Train in a new process, `child`, that reads the run folder's config.yaml; the exit status."""
     environment = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"} | child.environment
-    return run_child([sys.executable, *_worker(config, show_traceback)], replace(child, environment=environment))
-
-
-def run_several(config: Config, show_traceback: bool) -> int:
-    """Train in several processes, started by torch's elastic launcher, which ends them all when one fails; the exit status of
-    the one that failed first."""
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the worker has told what went wrong
-    os.environ.pop("HYDRA_FULL_ERROR", None)
-    n = config.launch.processes
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // n)))
-    where = LaunchConfig(
-        1, 1, n, run_id=Path(config.run.dir).name, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
-    )  # fmt: skip
-    try:
-        elastic_launch(where, sys.executable)(*_worker(config, show_traceback))
-        return 0
-    except ChildFailedError as error:
-        _, first = error.get_first_failure()
-        return int(first.exitcode) if first.exitcode >= 0 else 128 - int(first.exitcode)
-    except (KeyboardInterrupt, SignalException):
-        return INTERRUPTED
+    return run_child([sys.executable, *worker_arguments(config, show_traceback)], replace(child, environment=environment))

@@ -36,6 +36,7 @@ METRICS: dict[str, str] = {
     "policy/grad_norm": "norm of the policy's gradient before clipping, mean over the step's updates",
     "policy/lr": "learning rate of the step's last update",
     "policy/updates": "optimizer updates done since the start",
+    "policy/skipped_updates": "updates of the step skipped because a gradient overflowed under fp16's loss scale, which is then lowered",
     "policy/epochs": "inner epochs done in this step; fewer than algo.epochs after a target_kl stop",
     "value/explained_variance": "1 - Var(G - V) / Var(G) over tokens, before the step's updates; 1 is perfect",
     "value/clipfrac": "share of tokens whose clipped value loss is the larger one, mean over the step's updates",

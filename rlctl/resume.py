@@ -7,13 +7,14 @@ folders; the rest is `training.pt`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlctl import algos, weights
+from rlctl import algos, sharding, weights
 from rlctl.assembly import Assembly
 from rlctl.errors import DataError, TrainingError
 from rlctl.report import Sample
@@ -45,20 +46,28 @@ def moment(run: Assembly, step: int) -> Moment:
     return Moment(step, run.kl.coef, run.updater.updates_done, tasks)
 
 
-def write(run: Assembly, at: Moment, told: dict[str, Any], folder: Path) -> None:
-    """Everything a run goes on from. `told`: what its recorder has to remember."""
-    collector = run.collector
-    weights.save_policy(folder / "policy", collector.lm, collector.tokenizer)
-    if run.value is not None:
-        weights.save_value(folder / "value", run.value.classifier, collector.tokenizer)
+def writer(run: Assembly, at: Moment, told: dict[str, Any]) -> Callable[[Path], None]:
+    """What writes everything a run goes on from into a folder: asked for by every process, used by the main one.
+
+    told: what the run's recorder has to remember.
+    """
+    lm, tokenizer, classifier = run.collector.lm, run.collector.tokenizer, run.value.classifier if run.value is not None else None
+    policy, value = sharding.gathered(lm), sharding.gathered(classifier) if classifier is not None else None
     scaler = run.accelerator.scaler
     state = {
         "moment": asdict(at),
         "told": told,
-        "optimizer": run.updater.optimizer.state_dict(),
+        "optimizer": run.updater.learner.optimizer_state(),
         "grad_scaler": scaler.state_dict() if scaler is not None else None,
     }
-    torch.save(state, folder / FILE)
+
+    def write(folder: Path) -> None:
+        weights.save_policy(folder / "policy", lm, tokenizer, state=policy)
+        if classifier is not None:
+            weights.save_value(folder / "value", classifier, tokenizer, value)
+        torch.save(state, folder / FILE)
+
+    return write
 
 
 @dataclass(frozen=True)
@@ -123,9 +132,8 @@ def restore(run: Assembly, state: State) -> None:
     weights.restore(state.path / "policy", run.collector.lm)
     if run.value is not None:
         weights.restore(state.path / "value", run.value.classifier)
-    optimizer = run.updater.optimizer
     # moments come from the checkpoint; rates, decays and the like from the config, where they may have been changed
-    optimizer.load_state_dict({**state.optimizer, "param_groups": optimizer.state_dict()["param_groups"]})
+    run.updater.learner.load_optimizer_state(state.optimizer)
     if state.grad_scaler is not None and run.accelerator.scaler is not None:
         run.accelerator.scaler.load_state_dict(state.grad_scaler)
     run.kl.coef, run.updater.updates_done = state.moment.kl_coef, state.moment.updates_done

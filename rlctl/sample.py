@@ -57,7 +57,8 @@ class Sampler:
     def _generate(self, lm: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad(), _generation_config(lm, self._settings()):
             stops = StoppingCriteriaList([_StopTexts(self, ids.shape[1])] if self.config.stop else [])
-            out = lm.generate(input_ids=ids, attention_mask=mask.long(), stopping_criteria=stops)
+            # not synced: the weights are whole (see sharding.whole), and a process whose rows have all ended need not wait for the others
+            out = lm.generate(input_ids=ids, attention_mask=mask.long(), stopping_criteria=stops, synced_gpus=False)
         response = out[:, ids.shape[1] :]
         real, ended = response_mask(response, self.end_ids)
         if self.config.stop:

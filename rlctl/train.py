@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from rlctl import checkpoint, resume, weights
+from rlctl import checkpoint, resume, sharding, weights
 from rlctl.assemble import assemble
 from rlctl.assembly import Assembly
-from rlctl.config.schema import Config, Resume
+from rlctl.config.schema import Config, Resume, Strategy
 from rlctl.errors import RlctlError, TrainingError, of_task
 from rlctl.interrupt import Interrupts
 from rlctl.record import Recorder, write_summary
@@ -92,8 +93,22 @@ def begin(run: Assembly, recorder: Recorder) -> int:
 
 def last_state(run: Assembly, run_dir: Path) -> resume.State | None:
     """What to go on from; None for a run that starts."""
-    if run.config.run.resume is Resume.never or not (kept := checkpoint.checkpoints(run_dir)):
+    if run.config.run.resume is Resume.never:
         return None
+    kept = checkpoint.checkpoints(run_dir)
+    if sharding.agreed(len(kept)) != len(kept):
+        raise TrainingError(
+            f"this machine does not see the checkpoints in {run_dir}",
+            "every process reads the one that the run goes on from",
+            "a run folder on a file system that all machines share, or a copy of it at the same path",
+        )
+    if not kept:
+        return None
+    if run.config.launch.strategy is Strategy.deepspeed:
+        raise TrainingError(
+            "a run under launch.strategy=deepspeed cannot go on: its checkpoints have no optimizer state",
+            hint=f"start a new run from its policy: rlctl train model=hf:{kept[-1][1] / 'policy'}",
+        )
     return resume.read(kept[-1][1], run.accelerator.device)
 
 
@@ -129,11 +144,11 @@ def loop(run: Assembly, recorder: Recorder, interrupts: Interrupts, first: int) 
 def save(run: Assembly, recorder: Recorder, at: resume.Moment) -> None:
     """A checkpoint of the run as it stands; none before its first step, and none twice."""
     there = [step for step, _ in checkpoint.checkpoints(recorder.run_dir)]
-    if at.step == 0 or at.step in there:
+    if sharding.agreed(at.step == 0 or at.step in there):  # another machine may not see the folder
         return
     with run.clock("save"):
+        write = resume.writer(run, at, recorder.told())
         if recorder.is_main:
-            write = functools.partial(resume.write, run, at, recorder.told())
             path = checkpoint.save(recorder.run_dir, at.step, run.config.run.keep, write)
             logger.info("checkpoint %s", path)
             recorder.reporter.note(f"checkpoint {path}")
@@ -205,17 +220,27 @@ def back_to_good(run: Assembly, recorder: Recorder, step: int, kl: float) -> str
 
 def finish(run: Assembly, recorder: Recorder, status: str, reason: str) -> Summary:
     """Write the final models, answer the first step's prompt once more, sum up."""
-    if recorder.is_main and recorder.history:
-        tokenizer = run.collector.tokenizer
-        merge = run.config.model.lora.merge
-        checkpoint.write_folder(recorder.run_dir / "policy", lambda p: weights.save_policy(p, run.collector.lm, tokenizer, merge))
-        if run.value is not None and run.config.run.save_value:
-            classifier = run.value.classifier
-            checkpoint.write_folder(recorder.run_dir / "value", lambda p: weights.save_value(p, classifier, tokenizer))
-    after = answer_again(run, recorder) if recorder.is_main and status != "interrupted" and recorder.before is not None else None
+    again = bool(recorder.history) and status != "interrupted"
+    for name, write in (writers(run) if recorder.history else {}).items():
+        if recorder.is_main:
+            checkpoint.write_folder(recorder.run_dir / name, write)
+    after = answer_again(run, recorder) if again and recorder.is_main else None
+    if again and not recorder.is_main:
+        with sharding.whole(run.collector.lm):  # for the main process's answer
+            pass
     summary = recorder.summary(status, reason, after)
     run.accelerator.wait_for_everyone()
     return summary
+
+
+def writers(run: Assembly) -> dict[str, Callable[[Path], None]]:
+    """Folder -> what writes a final model into it; asked for by every process, used by the main one."""
+    lm, tokenizer, merge = run.collector.lm, run.collector.tokenizer, run.config.model.lora.merge
+    found = {"policy": functools.partial(weights.save_policy, lm=lm, tokenizer=tokenizer, merge=merge, state=sharding.gathered(lm))}
+    if run.value is not None and run.config.run.save_value:
+        one = run.value.classifier
+        found["value"] = functools.partial(weights.save_value, classifier=one, tokenizer=tokenizer, state=sharding.gathered(one))
+    return found
 
 
 def answer_again(run: Assembly, recorder: Recorder) -> Sample:

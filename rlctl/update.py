@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlctl.config.schema import Config, OptimConfig, Schedule
 from rlctl.errors import TrainingError
 from rlctl.lora import is_adapted
 from rlctl.rollout import Batch, Forward
+from rlctl.sharding import Learner
 from rlctl.tensors import Total, length_groups
 
 
@@ -53,14 +54,28 @@ class Updater:
 
     config: Config
     algorithm: Algorithm
-    policy: nn.Module
-    value: nn.Module | None
-    optimizer: torch.optim.Optimizer
-    accelerator: Any
+    learner: Learner
     total: Total
     updates_done: int = 0
+    skipped: int = 0
+    """Updates that fp16's loss scaling has skipped."""
     planned: int = 0
     """Place in the schedule: as updates_done, but an early stop of a step's epochs does not set it back."""
+
+    @property
+    def policy(self) -> nn.Module:
+        """The policy, in its wrappers."""
+        return self.learner.policy
+
+    @property
+    def value(self) -> nn.Module | None:
+        """The value model, in its wrappers."""
+        return self.learner.value
+
+    @property
+    def optimizer(self) -> Any:
+        """Over both models."""
+        return self.learner.optimizer
 
     def __call__(self, batch: Batch, step: int) -> dict[str, float]:
         """All inner epochs over one step's batch; metrics averaged over its updates.
@@ -87,7 +102,7 @@ class Updater:
         algo, sums, epochs = self.config.algo, dict[str, float](), 0
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
         self.planned = (step - 1) * algo.epochs * algo.minibatches
-        taken, padding = dict[str, int](), _Padding()
+        taken, padding, skipped = dict[str, int](), _Padding(), self.skipped
         for _ in range(algo.epochs):
             epochs += 1
             epoch_kl = 0.0
@@ -101,6 +116,8 @@ class Updater:
                 break
         means = {name: value / taken[name] for name, value in sums.items()}
         lr = self.optimizer.param_groups[0]["lr"]
+        if self.learner.scale is not None:
+            means["policy/skipped_updates"] = float(self.skipped - skipped)
         return means | {
             "policy/lr": lr,
             "policy/updates": float(self.updates_done),
@@ -113,7 +130,7 @@ class Updater:
 
         The order is drawn over the rows of all processes, so a minibatch holds the same responses however many share it.
         """
-        processes, first = self.accelerator.num_processes, size * self.accelerator.process_index
+        processes, first = self.learner.accelerator.num_processes, size * self.learner.accelerator.process_index
         order = torch.randperm(size * processes, generator=generator)
         for rows in order.split(len(order) // self.config.algo.minibatches):
             yield rows[(rows >= first) & (rows < first + size)] - first
@@ -129,16 +146,18 @@ class Updater:
         if len(rows) == 0:  # the others wait for this process's gradients, though it has none of the rows
             batch, rows = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)), torch.tensor([0])
         groups = length_groups(batch.sequences.lengths[rows.to(mask.device)].cpu(), self.config.optim.microbatch_size)
+        micros = [batch.select(rows[group].to(mask.device)) for group in groups]
+        # where every pass is shared, a process with fewer microbatches runs empty ones beside the others' last
+        missing = self.learner.microbatches(len(micros)) - len(micros)
+        empty = replace(micros[0], loss_mask=torch.zeros_like(micros[0].loss_mask))
         shares: dict[str, Tensor] = {}
-        for i, group in enumerate(groups):
-            micro = batch.select(rows[group].to(mask.device))
+        for i, micro in enumerate([*micros, *[empty] * missing]):
             padding.add(micro)
             for forward in self._forwards(step):
-                with self._no_sync(last=i == len(groups) - 1), self._anomaly():
+                with self.learner.gradients(last=i == len(micros) + missing - 1), self._anomaly():
                     new = forward(micro)
                     loss, stats = self.algorithm.loss(micro, new, counts)
-                    # wrappers average gradients over processes; our losses are already shares of the global mean
-                    self.accelerator.backward(loss * self.accelerator.num_processes)
+                    self.learner.backward(loss)
                 for name, value in stats.items():
                     shares[name] = shares.get(name, 0.0) + value.detach()
                 if self.config.debug.checks:
@@ -160,13 +179,15 @@ class Updater:
         return step <= getattr(self.config.algo, "value_warmup_steps", 0)
 
     def _step(self, stats: dict[str, float], step: int) -> dict[str, float]:
-        """Clip each model's gradient by its own norm, refuse what is not finite, set the learning rate, update."""
-        limit, norms = self.config.optim.max_grad_norm, dict[str, float]()
+        """Set the learning rate, clip each model's gradient by its own norm, refuse what is not finite, update."""
+        scale = learning_rate_scale(self.planned, self.config.updates, self.config.optim)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * scale
         modules = {"policy/grad_norm": None if self._value_only(step) else self.policy, "value/grad_norm": self.value}
-        for name, module in modules.items():
-            if module is not None:
-                norms[name] = float(self.accelerator.clip_grad_norm_(module.parameters(), limit))
-        for name, value in {**stats, **norms}.items():
+        norms = self.learner.clip({k: m for k, m in modules.items() if m is not None}, self.config.optim.max_grad_norm)
+        # an overflow of scaled gradients says that the scale is too high, not that anything is wrong
+        overflow = (self.learner.scale or 0.0) > 1.0 and not all(map(math.isfinite, norms.values()))
+        for name, value in (stats if overflow else {**stats, **norms}).items():
             if not math.isfinite(value):
                 self.optimizer.zero_grad()
                 raise TrainingError(
@@ -174,23 +195,13 @@ class Updater:
                     f"update {self.updates_done + 1} of the run; the policy is as it was before it",
                     "a lower optim.lr, model.dtype=float32, or algo.score_clip against extreme scores",
                 )
-        scale = learning_rate_scale(self.planned, self.config.updates, self.config.optim)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * scale
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.updates_done += 1
+        self.learner.step()
         self.planned += 1
+        if overflow:
+            self.skipped += 1
+            return {}
+        self.updates_done += 1
         return norms
-
-    def _no_sync(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients travel between processes once a minibatch, with its last microbatch."""
-        stack = ExitStack()
-        if not last:
-            for module in (self.policy, self.value):
-                if module is not None:
-                    stack.enter_context(self.accelerator.no_sync(module))
-        return stack
 
     def _anomaly(self) -> AbstractContextManager[Any]:
         return torch.autograd.set_detect_anomaly(self.config.debug.anomaly)
@@ -202,7 +213,7 @@ class Updater:
         if self.planned != first or old is None or new.logprobs is None:
             return
         worst = float((new.logprobs.detach() - old).exp().sub(1).abs()[micro.sequences.response_mask].max())
-        if worst > 1e-4 and self.accelerator.mixed_precision == "no":
+        if worst > 1e-4 and self.learner.accelerator.mixed_precision == "no":
             raise TrainingError(f"step {step}: a ratio is {worst:.2e} from 1 before the first update", "found by debug.checks")
 
 

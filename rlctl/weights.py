@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlctl import lora
+from rlctl import lora, sharding
+
+State = dict[str, Any] | None
+"""What `sharding.gathered` gives of a model."""
 
 
-def save_policy(folder: Path, lm: Any, tokenizer: Any, merge: bool = False) -> None:
+def save_policy(folder: Path, lm: Any, tokenizer: Any, merge: bool = False, state: State = None) -> None:
     """A plain transformers folder: AutoModelForCausalLM and AutoTokenizer load it.
 
     Under LoRA the adapter alone, which peft.AutoPeftModelForCausalLM loads onto its base; with `merge` the whole model.
@@ -17,11 +20,11 @@ def save_policy(folder: Path, lm: Any, tokenizer: Any, merge: bool = False) -> N
         lora.save(lm, folder)
     else:
         whole = lora.merged(lm) if lora.is_adapted(lm) else lm
-        whole.save_pretrained(folder, safe_serialization=True)
+        whole.save_pretrained(folder, state_dict=state, safe_serialization=True)
     tokenizer.save_pretrained(folder)
 
 
-def save_value(folder: Path, classifier: Any, tokenizer: Any) -> None:
+def save_value(folder: Path, classifier: Any, tokenizer: Any, state: State = None) -> None:
     """A plain transformers folder: AutoModelForSequenceClassification loads it, its one label is the value.
 
     Under LoRA adapter and head, which peft.AutoPeftModelForSequenceClassification loads onto the base with num_labels=1.
@@ -29,7 +32,7 @@ def save_value(folder: Path, classifier: Any, tokenizer: Any) -> None:
     if lora.is_adapted(classifier):
         lora.save(classifier, folder)
     else:
-        classifier.save_pretrained(folder, safe_serialization=True)
+        classifier.save_pretrained(folder, state_dict=state, safe_serialization=True)
     tokenizer.save_pretrained(folder)
 
 
@@ -41,4 +44,6 @@ def restore(folder: Path, model: Any) -> None:
     if lora.is_adapted(model):
         lora.restore(model, folder)
     else:
-        model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
+        plain = sharding.plain_class(model)
+        state = plain.from_pretrained(folder, dtype=model.dtype).state_dict() if sharding.reads(model) else {}
+        sharding.load_full_state(model, state)

@@ -1,4 +1,5 @@
-"""`python -m rlctl.worker RUN_DIR`: trains the config that a parent composed and saved there. Not for people."""
+"""`python -m rlctl.worker [RUN_DIR]`: trains the config that a parent composed and saved there, or that the first process of
+another machine tells. Not for people."""
 
 from __future__ import annotations
 
@@ -6,15 +7,20 @@ import os
 import sys
 from pathlib import Path
 
-from rlctl import launch
+from rlctl import handover, launch
 from rlctl.config import compose
 
 
 def main(argv: list[str]) -> int:
-    """Train what RUN_DIR/config.yaml says; the exit status."""
-    run_dir = Path(argv[0])
+    """Train what RUN_DIR/config.yaml says, or what is told; the exit status."""
+    folders, show_traceback = [a for a in argv if not a.startswith("--")], "--traceback" in argv
+    if not folders:
+        return launch.follow(show_traceback)
+    run_dir = Path(folders[0])
     launch.log_to(run_dir)
-    config, show_traceback = compose.load(run_dir / "config.yaml"), "--traceback" in argv
+    config = compose.load(run_dir / "config.yaml")
+    if "--tell" in argv and os.environ["RANK"] == "0":
+        handover.tell(handover.Word(compose.dumps(config)))
     # one of several processes, or a member of a sweep, which may start several itself
     return (launch.run_here if "RANK" in os.environ else launch.run)(config, show_traceback)
 

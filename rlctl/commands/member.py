@@ -5,6 +5,7 @@ It knows nothing of the other members but that the sweep was asked to stop.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlctl import continuing, lock, runs
+from rlctl import continuing, lock, place, runs
 from rlctl.commands.notes import Note, Notes, Stop
 from rlctl.commands.run_folder import holds_run, summary_of, write_record, write_summary
 from rlctl.config import compose
@@ -52,7 +53,7 @@ class Member:
             return
         note = Note(job.number, str(job.run_dir), job.overrides)
         try:
-            note = self._run(job, note, notes)
+            note = self._run(replace(job, config=self._resolved(job.config)), note, notes)
         except RlctlError as error:
             note = self._refused(note, error)
         self._done(note, notes)
@@ -69,6 +70,12 @@ class Member:
             if not holds_run(refused.run_dir):
                 write_summary(refused.run_dir, "failed", refused.error.what)
         self._done(self._refused(note, refused.error), notes)
+
+    def _resolved(self, config: Config) -> Config:
+        """The config with nothing of `launch` left open; where devices are shared out, a member takes one."""
+        if self.gpus and config.launch.processes is None:
+            config = replace(config, launch=replace(config.launch, processes=1))
+        return place.resolve(config, None, os.environ)
 
     def _end_if_stopped(self, notes: Notes) -> None:
         if self.here and notes.stopped:
@@ -102,6 +109,7 @@ class Member:
         write_record(job, self.command)
         try:
             compose.check(job.config)
+            place.check(job.config, True, os.environ)
         except RlctlError as error:
             write_summary(job.run_dir, "failed", error.what)
             raise
@@ -119,7 +127,7 @@ class Member:
     @contextmanager
     def _gpu(self, job: compose.Job) -> Iterator[dict[str, str]]:
         """The devices of a member: the first free ones from its number on; with fewer devices than members at once, shared."""
-        size = job.config.launch.processes
+        size = job.config.launch.processes or 1
         sets = [self.gpus[i : i + size] for i in range(0, len(self.gpus) - size + 1, size)]
         if not sets:
             yield {}

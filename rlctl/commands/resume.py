@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlctl.config import help as help_text
 from rlctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlctl.place import Place
 
 
 def run(argv: list[str], show_traceback: bool) -> int:
@@ -18,7 +24,15 @@ def run(argv: list[str], show_traceback: bool) -> int:
         return 0
     if not argv or "=" in argv[0] or argv[0].startswith("-"):
         raise ConfigError("rlctl resume needs the folder of a run", hint="rlctl resume RUN_DIR [key=value ...]")
-    from rlctl import continuing, launch, lock
+    from rlctl import launch, place
+
+    own = place.started_by(os.environ)
+    command = functools.partial(_run, argv, show_traceback, own)
+    return launch.together(own, command, show_traceback) if own is not None and own.world > 1 else command()
+
+
+def _run(argv: list[str], show_traceback: bool, own: Place | None) -> int:
+    from rlctl import continuing, launch, lock, place
     from rlctl.config import compose
     from rlctl.config.schema import Resume
 
@@ -27,7 +41,9 @@ def run(argv: list[str], show_traceback: bool) -> int:
     before = compose.load(run_dir / "config.yaml")
     now = compose.changed(before, overrides)
     now = replace(now, run=replace(now.run, dir=str(run_dir), resume=Resume.auto))  # the folder may have been moved
-    compose.check(now)
+    now = place.ready(now, own, os.environ)
+    if now.launch.machine_rank:  # the first machine keeps the record
+        return launch.run(now, show_traceback, own)
     if not continuing.steps_done(run_dir):
         raise ConfigError(
             f"the run in {run_dir} has no checkpoint to go on from",
@@ -40,7 +56,7 @@ def run(argv: list[str], show_traceback: bool) -> int:
             file.write(shlex.join(["rlctl", "resume", *argv]) + "\n")
         compose.save(now, run_dir / "config.yaml")
         launch.log_to(run_dir)
-        return launch.run(now, show_traceback)
+        return launch.run(now, show_traceback, own)
 
 
 def _check_folder(run_dir: Path, typed: str) -> None:

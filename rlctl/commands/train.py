@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from rlctl.errors import ConfigError, RlctlError
 
 if TYPE_CHECKING:
     from rlctl.config import compose
+    from rlctl.place import Place
 
 
 @dataclass
@@ -22,13 +25,20 @@ class _Single:
 
     command: str
     show_traceback: bool
+    place: Place | None
+    """Where a launcher put this process, if one started it."""
+    scratch: bool
+    """Whether the folder that Hydra made is not to be kept: on another machine than the first."""
     status: int = 0
 
     def run(self, job: compose.Job) -> None:
         """Run it; what goes wrong before it starts is shown, and kept in a folder of its own."""
-        from rlctl import launch, lock
+        from rlctl import launch, lock, place
 
         try:
+            if place.machine_rank(job.config.launch, os.environ) > 0:
+                self.status = self._join(job)
+                return
             with lock.take(job.run_dir):
                 self.status = self._run(job)
         except RlctlError as error:
@@ -36,7 +46,7 @@ class _Single:
             self.status = error.exit_status
 
     def _run(self, job: compose.Job) -> int:
-        from rlctl import continuing, launch
+        from rlctl import continuing, launch, place
         from rlctl.commands.run_folder import claim, write_record, write_summary
         from rlctl.config import compose
         from rlctl.config.schema import Resume
@@ -48,17 +58,26 @@ class _Single:
         if not there:
             claim(job.run_dir)
         try:
-            compose.check(job.config)
+            config = place.ready(job.config, self.place, os.environ)
             if there:
-                continuing.take_up(compose.load(job.run_dir / "config.yaml"), job.config, job.run_dir)
+                continuing.take_up(compose.load(job.run_dir / "config.yaml"), config, job.run_dir)
         except RlctlError as error:
             if not there:
                 write_record(job, self.command)
                 write_summary(job.run_dir, "failed", error.what)
             raise
         write_record(job, self.command)
-        compose.save(job.config, job.run_dir / "config.yaml")
-        return launch.run(job.config, self.show_traceback)
+        compose.save(config, job.run_dir / "config.yaml")
+        return launch.run(config, self.show_traceback, self.place)
+
+    def _join(self, job: compose.Job) -> int:
+        """On another machine than the first: its processes train what the first machine's tell them."""
+        from rlctl import launch, place
+
+        if not self.scratch:
+            what = f"launch.machine_rank={job.config.launch.machine_rank} stands in a config file"
+            raise ConfigError(what, "it differs on every machine", "launch.machine_rank=K on the command line")
+        return launch.run(place.ready(job.config, self.place, os.environ), self.show_traceback, self.place)
 
 
 def run(argv: list[str], show_traceback: bool) -> int:
@@ -66,20 +85,28 @@ def run(argv: list[str], show_traceback: bool) -> int:
     if any(a in ("-h", "--help") for a in argv):
         sys.stdout.write(help_text.train())
         return 0
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "rlctl starts its processes itself",
-            f"it was started as one of {os.environ['WORLD_SIZE']} (WORLD_SIZE is set)",
-            "start it without accelerate launch or torchrun: rlctl train launch.processes=N ...",
-        )
+    from rlctl import launch, place
+
+    own = place.started_by(os.environ)
+    command = functools.partial(_run, argv, show_traceback, own)
+    return launch.together(own, command, show_traceback) if own is not None and own.world > 1 else command()
+
+
+def _run(argv: list[str], show_traceback: bool, own: Place | None) -> int:
     typed, (recipe, argv) = argv, take_recipe(argv)
+    from rlctl import place
     from rlctl.config import compose, sweep
 
     command = shlex.join(["rlctl", "train", *typed])
     if (plan := sweep.plan(argv, recipe)) is not None:
+        if own is not None:
+            started = f"{own.launcher} started this one" + (f" as one of {own.world}" if own.world > 1 else "")
+            raise ConfigError("a sweep starts its own processes", started, command)
         from rlctl.commands import sweep as members
 
         return members.run(plan, argv, recipe, command, show_traceback)
-    single = _Single(command, show_traceback)
-    compose.run(argv, recipe, single.run)
+    other = own is None and place.is_other_machine(argv, os.environ)
+    single = _Single(command, show_traceback, own, other)
+    with tempfile.TemporaryDirectory(prefix="rlctl-") as scratch:
+        compose.run([*argv, *([f"hydra.run.dir={scratch}"] if other else [])], recipe, single.run)
     return single.status

@@ -142,16 +142,21 @@ def _lora(lora: LoraConfig) -> Iterator[str]:
 
 def _own(config: Config) -> Iterator[str]:
     """What each task has: of a run without tasks, the rest."""
-    prompts, processes = config.rollout.prompts_per_step, config.launch.processes
-    if processes >= 1 and prompts >= 1 and prompts % processes:
-        below, above = prompts // processes * processes, (prompts // processes + 1) * processes
-        near = " or ".join(str(n) for n in (below, above) if n)
-        yield (
-            f"rollout.prompts_per_step={prompts} cannot be shared evenly by launch.processes={processes}; nearest: "
-            f"rollout.prompts_per_step={near}, or launch.processes={_nearest(processes, divisors(prompts))}"
-        )
+    yield from _split(config)
     yield from _reward(config)
     yield from _judges(config)
+
+
+def _split(config: Config) -> Iterator[str]:
+    """Prompts are shared evenly, so that responses to one prompt stay together; the number of processes may not be known yet."""
+    prompts, processes, machines = config.rollout.prompts_per_step, config.launch.processes, config.launch.machines or 1
+    if processes is None or processes < 1 or machines < 1 or prompts < 1 or prompts % (world := processes * machines) == 0:
+        return
+    near = " or ".join(str(n) for n in (prompts // world * world, (prompts // world + 1) * world) if n)
+    among = f"launch.processes={processes}" + (f" on each of launch.machines={machines}" if machines > 1 else "")
+    valid = [n for n in divisors(prompts) if prompts % (n * machines) == 0]
+    instead = f", or launch.processes={_nearest(processes, valid)}" if valid else ""
+    yield f"rollout.prompts_per_step={prompts} cannot be shared evenly by {among}; nearest: rollout.prompts_per_step={near}{instead}"
 
 
 def _judges(config: Config) -> Iterator[str]:

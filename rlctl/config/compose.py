@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,12 @@ from rlctl.config import explain, shorthand
 from rlctl.config.checks import problems
 from rlctl.config.local import resolve_paths
 from rlctl.config.paths import conf_dir
-from rlctl.config.schema import OPTIONS, AlgoConfig, Config, RewardConfig
+from rlctl.config.saved import dumps as dumps
+from rlctl.config.saved import load as load
+from rlctl.config.saved import loads as loads
+from rlctl.config.saved import node_of, plain, root_schema, typed_of
+from rlctl.config.saved import save as save
+from rlctl.config.schema import OPTIONS, Config
 from rlctl.config.typed import open_schema, typed_tasks
 from rlctl.errors import ConfigError
 
@@ -55,11 +60,6 @@ class Refused:
     error: ConfigError
 
 
-def _root_schema() -> DictConfig:
-    # the groups with typed options start from what the options share, so that any of them can be merged in
-    return open_schema(Config(algo=AlgoConfig(), reward=RewardConfig()))
-
-
 @functools.cache
 def _fresh_dir(base: str) -> str:
     """base/DATE/TIME, made here so that two runs started in one second do not share a folder."""
@@ -78,7 +78,7 @@ def _fresh_dir(base: str) -> str:
 
 def _register(recipe: Path | None) -> None:
     store = ConfigStore.instance()
-    store.store(group="schema", name="config", node=_root_schema())
+    store.store(group="schema", name="config", node=root_schema())
     for group, options in OPTIONS.items():
         for name, cls in options.items():
             store.store(group=f"schema/{group}", name=name, node=open_schema(cls))
@@ -226,49 +226,6 @@ def check(config: Config) -> None:
         raise ConfigError(what, "\n".join(found))
 
 
-def save(config: Config, path: Path) -> None:
-    """Write the resolved config as YAML; `load` reads it back to an equal Config."""
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(_plain(config))))
-
-
-def _plain(node: Any) -> Any:
-    if is_dataclass(node):
-        return {f.name: _plain(getattr(node, f.name)) for f in fields(node)}
-    if isinstance(node, dict):
-        return {key: _plain(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_plain(v) for v in node]
-    return str(node) if isinstance(node, str) else node
-
-
-def load(path: Path) -> Config:
-    """Read a resolved config written by `save`.
-
-    Raises:
-        ConfigError: the file is missing, or holds keys or values that this version does not know.
-    """
-    if not path.is_file():
-        raise ConfigError(f"no resolved config at {path}", hint="a run folder made by `rlctl train` holds config.yaml")
-    try:
-        return _typed(_node(OmegaConf.load(path)))
-    except (OmegaConfBaseException, KeyError) as error:
-        raise ConfigError(f"{path} cannot be read", explain.composition(error)) from error
-
-
-def _node(raw: Any) -> Any:
-    """A saved config as a typed node."""
-    schema = _root_schema()
-    for group, field in (("algo", "name"), ("reward", "kind")):
-        schema = OmegaConf.merge(schema, {group: open_schema(OPTIONS[group][raw[group][field]])})
-    return OmegaConf.merge(schema, raw)
-
-
-def _typed(node: Any) -> Config:
-    config = OmegaConf.to_object(node)
-    assert isinstance(config, Config)
-    return typed_tasks(config)
-
-
 def changed(config: Config, overrides: list[str]) -> Config:
     """A resolved config with some keys changed as on the command line.
 
@@ -281,7 +238,7 @@ def changed(config: Config, overrides: list[str]) -> Config:
             why = "a run goes on with the options it has; single keys can change"
             raise ConfigError(f"{o.input_line} cannot be given here", why, "rlctl train --help lists every key")
     _check_overrides(parsed, set())
-    node, lines = _node(OmegaConf.create(_plain(config))), []
+    node, lines = node_of(OmegaConf.create(plain(config))), []
     for o in parsed:
         try:
             OmegaConf.update(node, o.key_or_group, o.value())
@@ -289,7 +246,7 @@ def changed(config: Config, overrides: list[str]) -> Config:
             lines.append(explain.composition(error))
     if lines:
         raise _cannot_compose(lines)
-    return resolve_paths(_typed(node), overrides, None)
+    return resolve_paths(typed_of(node), overrides, None)
 
 
 def use_import_paths(config: Config) -> None:

@@ -117,7 +117,10 @@ def misplaced_arguments(cfg: Any) -> str | None:
 
 
 def of_one_run(overrides: Iterable[str]) -> list[str]:
-    """A job's overrides as they can be typed to run it alone: a sweep escapes colons, new keys were marked as such, and what is said about the sweep as a whole is left out."""
+    """A job's overrides as they can be typed to run it alone.
+
+    A sweep escapes colons, new keys were marked as such, and what is said about the sweep as a whole is left out.
+    """
     plain = [o.removeprefix("++") if takes_new_keys(o[2:]) else o for o in overrides]
     return [o.replace("\\:", ":") for o in plain if not o.startswith(("sweep=", "sweep."))]
 

@@ -46,6 +46,7 @@ def resolve_paths(config: Config, overrides: list[str], recipe: Path | None) -> 
         data=_data(places, config.data, "data"),
         reward=_reward(places, config.reward, "reward"),
         judges=_judges(places, config.judges, "judges"),
+        launch=_keys(places, config.launch, "launch", "accelerate_config"),
         tasks=tasks,
     )
 

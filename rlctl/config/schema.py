@@ -126,6 +126,15 @@ class MixedPrecision(StrEnum):
     auto = "auto"
     no = "no"
     bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Strategy(StrEnum):
+    """How several processes share the models."""
+
+    ddp = "ddp"
+    fsdp = "fsdp"
+    deepspeed = "deepspeed"
 
 
 @dataclass(frozen=True)
@@ -528,11 +537,30 @@ class LaunchConfig:
 
     device: Device = Device.auto
     """auto: a GPU if there is one, else the CPU."""
-    processes: int = bounded(1, ge=1)
-    """Processes on this machine, one GPU each (on the CPU they share its cores). Results do not depend on their number beyond
-    rounding and what each of them samples."""
+    processes: Optional[int] = bounded(None, ge=1)
+    """Processes on each machine, one GPU each (on the CPU they share its cores). null: one for each visible GPU, else 1; or
+    as many as torchrun or accelerate launch started. Results do not depend on their number beyond rounding and what each of
+    them samples."""
+    strategy: Optional[Strategy] = None
+    """How several processes share the models. ddp (null): each holds them whole. fsdp: weights, gradients and optimizer
+    state are sharded (FSDP2), and whole only while sampling. deepspeed: ZeRO of launch.zero_stage; needs the package."""
+    zero_stage: Optional[int] = bounded(None, ge=1, le=2)
+    """strategy=deepspeed: what is sharded. 1: the optimizer's state, 2: gradients too. null: 2."""
     mixed_precision: MixedPrecision = MixedPrecision.auto
-    """Autocast in forward passes. auto: bf16 on a GPU that has it, else no. Losses and log-probabilities stay float32."""
+    """Autocast in forward passes; fp16 scales the loss and needs a GPU. auto: bf16 on a GPU that has it, fp16 on an older one with
+    tensor cores, else no. Log-probabilities, KL, advantages and losses stay float32."""
+    machines: Optional[int] = bounded(None, ge=1)
+    """Machines; the same command is started on each. null: 1."""
+    machine_rank: Optional[int] = bounded(None, ge=0)
+    """Which of them this one is, from 0, on the command line. null: SLURM_NODEID, else 0. Machine 0 holds the run folder."""
+    main_address: Optional[str] = None
+    """Address of machine 0, as the others reach it. null: the first host of SLURM_JOB_NODELIST."""
+    main_port: Optional[int] = bounded(None, ge=1, le=65535)
+    """A free port of machine 0. null: 29500."""
+    wait: int = bounded(600, ge=1)
+    """Seconds to wait for the other machines at the start."""
+    accelerate_config: Optional[str] = None
+    """A config file of `accelerate config`, for what is not set here. What rlctl cannot do as it says is an error."""
 
 
 @dataclass(frozen=True)

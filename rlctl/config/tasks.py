@@ -21,7 +21,8 @@ class TaskConfig:
     data: Any = None
     """Its prompts: file:PATH, hf:NAME, or a mapping with keys of `data`."""
     reward: Any = None
-    """Its reward: fn:MODULE.FUNCTION, class:MODULE.CLASS, model:PATH, calibrated:PATH, or a mapping with `kind` and the keys of that reward."""
+    """Its reward: fn:MODULE.FUNCTION, class:MODULE.CLASS, model:PATH, calibrated:PATH, or a mapping with `kind` and the keys of
+    that reward."""
     judges: Optional[List[JudgeConfig]] = None
     """Its judges, in place of the run's; [] for none."""
     optimizer: Optional[CGPOOptimizer] = None
