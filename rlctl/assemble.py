@@ -12,7 +12,7 @@ import transformers
 from accelerate import Accelerator
 from torch import Tensor
 
-from rlctl import algos, lora, models, sharding
+from rlctl import algos, lora, models
 from rlctl.algos.custom import Custom
 from rlctl.assembly import Assembly, Clock
 from rlctl.collect import Collector
@@ -20,6 +20,7 @@ from rlctl.config.schema import Config, ValueInit
 from rlctl.control import KLController
 from rlctl.data import Prompts, build_prompts, context_length
 from rlctl.devices import open_accelerator
+from rlctl.distribute import distribute
 from rlctl.errors import ConfigError, of_task
 from rlctl.facts import facts
 from rlctl.judges import build as judges_of
@@ -148,7 +149,7 @@ def _put_together(config: Config, base: Base, algorithms: dict[str, algos.Algori
     reference = models.reference_of(lm) if needs_reference else None
     parameters = sum(p.numel() for p in policy.parameters())
     lr = config.optim.lr if config.optim.lr is not None else default_learning_rate(parameters, lora.is_adapted(lm))
-    learner = sharding.distribute(config, accelerator, policy, value, reference, lambda p, v: build_optimizer(p, v, config, lr))
+    learner = distribute(config, accelerator, policy, value, reference, lambda p, v: build_optimizer(p, v, config, lr))
 
     def total(x: Tensor) -> Tensor:
         if accelerator.num_processes == 1:

@@ -40,14 +40,14 @@ def resolve_paths(config: Config, overrides: list[str], recipe: Path | None) -> 
             reward=_reward(places, task.reward, f"{where}.reward", config.reward),
             judges=_judges(places, task.judges, f"{where}.judges"),
         )
-    file = config.launch.accelerate_config
+    given = config.launch.accelerate_config
     return replace(
         config,
         model=replace(config.model, path=places.resolved(config.model.path, "model", "model.path")),
         data=_data(places, config.data, "data"),
         reward=_reward(places, config.reward, "reward"),
         judges=_judges(places, config.judges, "judges"),
-        launch=replace(config.launch, accelerate_config=places.resolved(file, "launch.accelerate_config") if file else None),
+        launch=replace(config.launch, accelerate_config=given and places.resolved(given, "launch.accelerate_config")),
         tasks=tasks,
     )
 
