@@ -36,7 +36,8 @@ def commands(page: Path) -> list[str]:
     lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     lines += [code for code in _code(text) if _COMMAND.match(f"{code} ") and code not in ("rlctl", "python", "pip")]
     found = [part.strip() for line in lines for part in line.split("&&")]
-    return list(dict.fromkeys(re.sub(r"\s+#.*", "", c) for c in found))
+    # what stands behind two blanks explains the command
+    return list(dict.fromkeys(re.split(r"\s+#|  ", c)[0] for c in found))
 
 
 def overrides(page: Path) -> list[str]:

@@ -35,11 +35,19 @@ NOT_RUN = {
     "pip install .": "installs; .ci/run does it in an environment of its own",
     'pip install -e ".[test]"': "installs; .ci/run does it in an environment of its own",
     'pip install "math-verify[antlr4_9_3]"': "installs; the extra `test` holds it",
+    'pip install ".[lora]"': "installs; the extra `test` holds it",
+    'pip install ".[sweep]"': "installs; the extra `test` holds it",
     "OMP_NUM_THREADS=1 python -m pytest -n 2": "this suite; .ci/run runs the line as it stands in the README",
     "python -m pytest -m slow tests/test_optimum.py": "a part of this suite",
     "python tests/bench/prompt_shift.py": "a benchmark of half an hour",
     "OMP_NUM_THREADS=1 python tests/bench/step_cost.py": "a benchmark, whose numbers need a machine of its own",
 }
+BY_THEMSELVES = {
+    "rlctl train --help", "rlctl train --cfg job", "rlctl resume RUN_DIR", "rlctl resume RUN_DIR run.steps=50",
+    "rlctl runs", "rlctl runs multirun/DATE/TIME --sort best", "rlctl runs --json",
+    "rlctl recipes", "rlctl new count_good mine", "rlctl check RECIPE", "python -m rlctl.config.reference",
+}  # fmt: skip
+"""Each in a test of its own."""
 SMALL = ["run.steps=2", "rollout.prompts_per_step=4", "rollout.max_new_tokens=3", "console.mode=plain", "run.tracker=none"]
 BUILTIN = Path(rlctl.__file__).parent / "builtin"
 EVERY = [(page, c) for page in PAGES for c in pages.commands(page)]
@@ -53,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             path = tmp_path / ("myrecipe" if name.endswith(".yaml") else "") / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    shutil.copytree(ROOT / "recipes" / "count_good", tmp_path / "mine")
     (tmp_path / "myrecipe" / "config.yaml").write_text("defaults: [base, _self_]\n")
     shutil.copy(tmp_path / "algorithms.py", tmp_path / "myrecipe")
     row = {"prompt": "1 + 1 =", "answer": "2", "solution": "$2$", "reference": " 2"}
@@ -100,8 +108,7 @@ def _is_composed(command: str) -> bool:
 
 
 def test_every_command_is_run_or_is_said_not_to_be():
-    by_themselves = {"rlctl train --help", "rlctl train --cfg job", "rlctl resume RUN_DIR", "rlctl resume RUN_DIR run.steps=50"}
-    known = {c for _, c in EVERY if _is_composed(c)} | by_themselves | set(NOT_RUN) | {"python -m rlctl.config.reference"}
+    known = {c for _, c in EVERY if _is_composed(c)} | BY_THEMSELVES | set(NOT_RUN)
     assert sorted({c for _, c in EVERY} - known) == []
     assert sorted(set(NOT_RUN) - {c for _, c in EVERY}) == []
     assert len({c for _, c in EVERY if _is_composed(c)}) >= 14
@@ -147,8 +154,26 @@ def test_the_first_command_and_going_on(folder, capfd):
     assert _run(*once) == 0
     assert "finished before" in capfd.readouterr().out
     longer = next(c for c in pages.commands(README) if c.startswith("rlctl resume RUN_DIR "))
-    assert _run(*_typed(longer, RUN_DIR="runs/first").copy()[:-1], "run.steps=3") == 0
+    assert _run(*_typed(longer, RUN_DIR="runs/first")[:-1], "run.steps=3") == 0
     assert [json.loads(line)["step"] for line in (folder / "runs/first/metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+
+
+def test_commands_that_look_at_runs_and_recipes(folder, capfd):
+    assert _run("train", *SMALL, "run.steps=1", "hydra.run.dir=multirun/DATE/TIME/0", "seed=7") == 0
+    capfd.readouterr()
+    for command in (c for c in pages.commands(README) if c.startswith("rlctl runs")):
+        assert _run(*_typed(command)) == 0
+        assert "multirun/DATE/TIME" in capfd.readouterr().out, command
+    assert _run("recipes") == 0
+    assert "count_good" in capfd.readouterr().out
+    shutil.rmtree(folder / "mine")
+    assert _run(*_typed("rlctl new count_good mine")) == 0
+    assert (folder / "mine" / "config.yaml").is_file()
+
+
+@pytest.mark.slow
+def test_the_command_that_checks_a_recipe(folder):
+    assert _run(*_typed("rlctl check RECIPE", RECIPE="mine")) == 0
 
 
 @pytest.mark.slow
@@ -156,10 +181,8 @@ def test_the_first_command_and_going_on(folder, capfd):
 def test_every_command_runs(folder, command):
     with scorer([]) as url:
         argv = _typed(command, **{"http://localhost:8000/score": url})
-        small = [s for s in SMALL if "-m" not in argv or not s.startswith("console")]
-        status = _run(*argv, *(["score.prompts=2"] if argv[0] == "score" else [*small, *([] if "-m" in argv else ["hydra.run.dir=out"])]))
-    # the tiny policy never thinks aloud: a constant reward is what `rlctl score` must say
-    assert status == 0, command
+        small = [] if argv[0] == "score" else SMALL
+        assert _run(*argv, *small, *([] if "-m" in argv or not small else ["hydra.run.dir=out"])) == 0
     if argv[0] == "train" and "-m" not in argv:
         rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == [1, 2]
