@@ -21,6 +21,7 @@ from typing import Any
 import pages
 import pytest
 from pages import EXTENDING, KEYS, PAGES, README, ROOT
+from test_runs import write_run
 
 import rlctl
 from rlctl import cli
@@ -34,6 +35,7 @@ from rlctl.metrics import METRICS
 NOT_RUN = {
     "pip install .": "installs; .ci/run does it in an environment of its own",
     'pip install -e ".[test]"': "installs; .ci/run does it in an environment of its own",
+    'pip install ".[sweep]"': "installs; the extra `test` holds it",
     'pip install "math-verify[antlr4_9_3]"': "installs; the extra `test` holds it",
     "OMP_NUM_THREADS=1 python -m pytest -n 2": "this suite; .ci/run runs the line as it stands in the README",
     "python -m pytest -m slow tests/test_optimum.py": "a part of this suite",
@@ -99,9 +101,21 @@ def _is_composed(command: str) -> bool:
 # commands
 
 
+_LOOKING = [c for _, c in EVERY if c.startswith("rlctl runs")]
+
+
+@pytest.mark.parametrize("command", _LOOKING)
+def test_commands_that_look_at_runs(folder, capsys, command):
+    write_run(folder / "outputs" / "a", [1.0, 2.0])
+    write_run(folder / "multirun" / "day" / "time" / "0", [1.0, 3.0], command="rlctl train -m seed=0", overrides=["seed=0"])
+    (folder / "multirun" / "day" / "time" / "multirun.yaml").touch()
+    assert cli.main(_typed(command, **{"multirun/DATE/TIME": "multirun/day/time"})) == 0
+    assert "seed=0" in capsys.readouterr().out
+
+
 def test_every_command_is_run_or_is_said_not_to_be():
     by_themselves = {"rlctl train --help", "rlctl train --cfg job", "rlctl resume RUN_DIR", "rlctl resume RUN_DIR run.steps=50"}
-    known = {c for _, c in EVERY if _is_composed(c)} | by_themselves | set(NOT_RUN) | {"python -m rlctl.config.reference"}
+    known = {c for _, c in EVERY if _is_composed(c)} | by_themselves | set(NOT_RUN) | set(_LOOKING) | {"python -m rlctl.config.reference"}
     assert sorted({c for _, c in EVERY} - known) == []
     assert sorted(set(NOT_RUN) - {c for _, c in EVERY}) == []
     assert len({c for _, c in EVERY if _is_composed(c)}) >= 14
