@@ -59,7 +59,7 @@ def check(before: Config, now: Config, run_dir: Path) -> list[Change]:
         ConfigError: one of them makes it another run, or there is no step left.
     """
     found = changes(before, now)
-    if other := [c for c in found if c.key in FIXED or (is_dataclass(c.before) or c.key == "tasks")]:
+    if other := [c for c in found if _makes_another_run(c)]:
         raise ConfigError(
             f"the run in {run_dir} cannot go on with other {', '.join(c.key for c in other)}",
             "\n".join(str(c) for c in other),
@@ -72,6 +72,12 @@ def check(before: Config, now: Config, run_dir: Path) -> list[Change]:
             hint=f"rlctl resume {run_dir} run.steps={2 * done} goes on to step {2 * done}",
         )
     return found
+
+
+def _makes_another_run(change: Change) -> bool:
+    if change.key.startswith("launch.") and change.before is None:
+        return False  # it was left to the machine, and is again
+    return change.key in FIXED or is_dataclass(change.before) or change.key == "tasks"
 
 
 def steps_done(run_dir: Path) -> int:
