@@ -15,12 +15,13 @@ import peft
 import pytest
 import test_cli
 import test_processes
+import test_resume
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlctl import checkpoint, lora, models
+from rlctl import lora, models, weights
 from rlctl.algos import Counts
 from rlctl.assemble import assemble
 from rlctl.config.checks import problems
@@ -302,10 +303,10 @@ def test_adapters_of_every_kind_start_train_are_written_load_and_merge(env, tmp_
     run.updater(tiny.batch_of(run), 1)
     moved = logits(c.lm)
     assert (moved - start).abs().max() > 1e-3 and torch.equal(logits(c.reference.lm), start)
-    checkpoint.save_policy(tmp_path / "out", c.lm, c.tokenizer)
+    weights.save_policy(tmp_path / "out", c.lm, c.tokenizer)
     assert not (tmp_path / "out" / "config.json").exists()
     assert torch.equal(logits(peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval()), moved)
-    checkpoint.save_policy(tmp_path / "merged", c.lm, c.tokenizer, merge=True)
+    weights.save_policy(tmp_path / "merged", c.lm, c.tokenizer, merge=True)
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
     whole, info = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
@@ -358,8 +359,8 @@ def test_a_new_run_restored_from_a_checkpoint_goes_on_from_it_with_the_old_refer
     again = assemble(replace(made, run=replace(made.run, dir=str(tmp_path))), tiny.Recording())
     start = logits(again.collector.lm)
     saved = run_dir / "checkpoints" / "step_000002"
-    checkpoint.restore(saved / "policy", again.collector.lm)
-    checkpoint.restore(saved / "value", again.value.classifier)
+    weights.restore(saved / "policy", again.collector.lm)
+    weights.restore(saved / "value", again.value.classifier)
     for ours, theirs in ((run.collector.policy, again.collector.policy), (run.value, again.value)):
         assert tiny.differing(tiny.weights(ours), theirs) == []
     assert torch.equal(logits(again.collector.lm), logits(run.collector.lm)) and not torch.equal(logits(again.collector.lm), start)
@@ -369,9 +370,26 @@ def test_a_new_run_restored_from_a_checkpoint_goes_on_from_it_with_the_old_refer
     # the optimizer holds the very tensors that were filled
     optimized = {id(p) for group in again.updater.optimizer.param_groups for p in group["params"]}
     assert optimized == trained_in(again.collector.policy).keys() | trained_in(again.value).keys()
-    checkpoint.save_policy(tmp_path / "policy", again.collector.lm, again.collector.tokenizer)
+    weights.save_policy(tmp_path / "policy", again.collector.lm, again.collector.tokenizer)
     for file in ("adapter_model.safetensors", "adapter_config.json"):
         assert (tmp_path / "policy" / file).read_bytes() == (saved / "policy" / file).read_bytes()
+
+
+@pytest.mark.parametrize("start", ["fresh", "trained"])
+def test_a_resumed_run_is_the_run(env, tmp_path, adapter, start):
+    """Bit for bit; the KL of later steps is that from the start, not from the checkpoint."""
+    asked, policy = (RANK, env.llama) if start == "fresh" else (LoraConfig(), adapter)
+    run = {"steps": 4, "save_every": 2, "keep": 9, "save_value": True}
+    made = config(env, tmp_path / "whole", asked, policy=policy, optim={"lr": 1e-2}, algo={"epochs": 2, "minibatches": 2}, run=run)
+    train(made, tiny.Recording())
+    copy = test_resume.stopped_after(tmp_path / "whole", tmp_path / "stopped", 2)
+    train(test_resume.going_on(made, copy), tiny.Recording())
+    lines = test_resume.lines(copy)
+    assert lines == test_resume.lines(tmp_path / "whole") and test_resume.written(copy) == test_resume.written(tmp_path / "whole")
+    assert lines[0]["objective/kl"] == 0 and lines[2]["objective/kl"] > 0.01
+    for part in ("policy", "value"):
+        ours, theirs = (load_file(folder / part / lora.WEIGHTS) for folder in (copy, tmp_path / "whole"))
+        assert ours.keys() == theirs.keys() and all(torch.equal(t, theirs[n]) for n, t in ours.items())
 
 
 def test_restoring_what_does_not_fit_is_refused(env, finished, tmp_path):
@@ -380,17 +398,17 @@ def test_restoring_what_does_not_fit_is_refused(env, finished, tmp_path):
         replace(made, model=replace(made.model, lora=LoraConfig(r=2)), run=replace(made.run, dir=str(tmp_path))), tiny.Recording()
     )
     with pytest.raises(RlctlError, match="lacks weights that its config names, or has them in another shape"):
-        checkpoint.restore(run_dir / "policy", other.collector.lm)
+        weights.restore(run_dir / "policy", other.collector.lm)
 
 
 def test_a_full_run_is_restored_too(env, tmp_path):
     run, again = (env.build(tmp_path / name, optim={"lr": 1e-2}) for name in ("a", "b"))
     run.updater(tiny.batch_of(run), 1)
-    checkpoint.save_policy(tmp_path / "policy", run.collector.lm, run.collector.tokenizer)
-    checkpoint.save_value(tmp_path / "value", run.value.classifier, run.collector.tokenizer)
+    weights.save_policy(tmp_path / "policy", run.collector.lm, run.collector.tokenizer)
+    weights.save_value(tmp_path / "value", run.value.classifier, run.collector.tokenizer)
     assert tiny.differing(tiny.weights(run.collector.policy), again.collector.policy)
-    checkpoint.restore(tmp_path / "policy", again.collector.lm)
-    checkpoint.restore(tmp_path / "value", again.value.classifier)
+    weights.restore(tmp_path / "policy", again.collector.lm)
+    weights.restore(tmp_path / "value", again.value.classifier)
     for ours, theirs in ((run.collector.policy, again.collector.policy), (run.value, again.value)):
         assert tiny.differing(tiny.weights(ours), theirs) == []
 
