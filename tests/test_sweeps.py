@@ -25,7 +25,7 @@ import psutil
 import pytest
 import test_cli
 
-from rlctl import cli, launch, lock, processes, runs
+from rlctl import cli, launch, lock, place, processes, runs
 from rlctl.commands import member, sweep
 from rlctl.commands.notes import Note, Notes, Stop
 from rlctl.config import compose
@@ -83,7 +83,7 @@ def faked(folder: Path) -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(launch, "_worker", lambda config, show_traceback: [str(folder / "fake.py"), config.run.dir])
+        patch.setattr(launch, "worker_arguments", lambda config, show_traceback: [str(folder / "fake.py"), config.run.dir])
         yield
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -248,7 +248,7 @@ def test_another_sweep_in_the_folder_is_refused_before_anything_runs(finished, r
 
 
 def test_how_it_is_shown_and_run_makes_it_no_other_sweep(finished, rlctl):
-    done = rlctl("1,2,3", "console=quiet", "run.steps=9", "sweep.fail_fast=true")
+    done = rlctl("1,2,3", "console=quiet", "run.steps=9", "sweep.fail_fast=true", "launch.processes=2")
     assert (done.status, done.out, done.err, begun()) == (0, "", "", [])
 
 
@@ -521,8 +521,12 @@ def test_without_gpus_nothing_is_set(tmp_path):
 def test_gpus_that_are_visible(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8932f937")
     assert sweep.visible_gpus() == ["3", "GPU-8932f937"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert sweep.visible_gpus() == []
+    for none in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert sweep.visible_gpus() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(place, "visible_gpus", lambda device, environment: 2)
+    assert sweep.visible_gpus() == ["0", "1"]
 
 
 # nothing grows

@@ -218,7 +218,8 @@ def _differing(folder: Path, config: Config) -> list[str]:
         found = continuing.changes(compose.load(folder / "config.yaml"), config)
     except ConfigError as error:
         return [error.what, *(error.why or "").splitlines()]
-    return [str(change) for change in found if not change.key.startswith("score.")]
+    aside = [c.key for c in found if c.key.startswith(("score.", "launch.")) and c.key != "launch.strategy"]
+    return [str(change) for change in found if change.key not in aside]
 
 
 def take_up(job: compose.Job) -> compose.Job:

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +17,12 @@ from pathlib import Path
 
 import yaml
 
-from rlctl import lock, runs
+from rlctl import lock, place, runs
 from rlctl.commands.member import Member, SweepEnded
 from rlctl.commands.notes import Notes, Stop
 from rlctl.commands.runs import row_of
 from rlctl.config import compose, explain
+from rlctl.config.schema import Device
 from rlctl.config.sweep import SweepPlan, decisive
 from rlctl.console.runs import RunRow, print_sweep
 from rlctl.errors import ConfigError
@@ -134,10 +134,5 @@ def _interrupts(notes: Notes) -> Iterator[None]:
 def visible_gpus() -> list[str]:
     """The GPUs to share out, as CUDA_VISIBLE_DEVICES names them."""
     if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in listed.split(",") if name.strip()]
-    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
-        return []
-    # asked of torch in a process of its own: it is slow to import, and would hold memory on every GPU
-    code = "import sys, torch; sys.stdout.write(str(torch.cuda.device_count()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return [str(i) for i in range(int(done.stdout))] if done.stdout.isdigit() else []
+        return [name for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    return [str(i) for i in range(place.visible_gpus(Device.auto, os.environ))]

@@ -26,7 +26,7 @@ from rlctl.errors import ConfigError
 
 _HERE, _JOBLIB = "BasicLauncher", "JoblibLauncher"
 # overrides that do not change what is trained
-_ASIDE = ("sweep", "console", "score", "run.resume")
+_ASIDE = ("sweep", "console", "score", "launch", "run.resume")
 
 
 @dataclass(frozen=True)
