@@ -698,7 +698,10 @@ def test_every_option_composes(jobs, turn):
     named = {"algo": got.algo.name, "reward": got.reward.kind, "value": got.value.init, "console": got.console.mode}
     assert named == {group: chosen[group] for group in named}
     assert (got.debug.max_steps, got.debug.checks) == {"none": (None, False), "smoke": (2, True), "checks": (None, True)}[chosen["debug"]]
-    assert got.launch.device == {"auto": "auto", "cpu": "cpu", "gpu": "cuda"}[chosen["launch"]]
+    assert (got.launch.device, got.launch.strategy) == {
+        "auto": ("auto", None), "cpu": ("cpu", None), "gpu": ("cuda", None),
+        "ddp": ("auto", "ddp"), "fsdp": ("auto", "fsdp"), "deepspeed": ("auto", "deepspeed"),
+    }[chosen["launch"]]  # fmt: skip
 
 
 def test_there_is_an_option_for_every_group_of_the_schema():
