@@ -408,14 +408,17 @@ def test_a_copied_recipe_is_checked_with_options_of_its_own(site, tmp_path):
     """Real processes: the copied folder's algo/my.yaml is chosen, its rollout/default.yaml wins over the built-in one."""
     new = _installed(site, tmp_path, "-m", "rlctl", "new", "count_good", "mine")
     assert (new.returncode, new.stdout.splitlines()[-1], new.stderr) == (0, "  rlctl train mine", "")
-    for group, option, text in (("algo", "my", "defaults: [rloo, _self_]\nkl_coef: 0.77\n"), ("rollout", "default", "temperature: 0.5\n")):
+    for group, option, text in (
+        ("algo", "my", "defaults: [rloo, _self_]\nsamples_per_prompt: 5\n"),
+        ("rollout", "default", "temperature: 0.5\n"),
+    ):
         (tmp_path / "mine" / group).mkdir()
         (tmp_path / "mine" / group / f"{option}.yaml").write_text(text)
     done = _installed(site, tmp_path, "-m", "rlctl", "check", "mine", "algo=my", *SMALL, "hydra.run.dir=run")
     assert done.returncode == 4, done.stderr
-    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert (config["algo"]["name"], config["algo"]["kl_coef"], last["objective/kl_coef"]) == ("rloo", 0.77, 0.77)
+    assert (config["algo"]["name"], config["algo"]["samples_per_prompt"]) == ("rloo", 5)
+    assert len((tmp_path / "run" / "samples" / "step_000002.jsonl").read_text().splitlines()) == 8 * 5
     assert config["rollout"]["temperature"] == 0.5
     # two steps have no mean of the last three
     assert done.stdout.splitlines()[-1] == "  objective/scores, mean of the last 3 steps: no number, expected at least 2.5"
