@@ -354,14 +354,14 @@ BOTH = "{a: {data: 'file:a.jsonl'}, b: {data: {path: b.jsonl}, reward: 'fn:m.f'}
         (BOTH, ["tasks.b.data.limit=2"], ["tasks.b.data.limit: a task's data takes new keys as a mapping: 'tasks.b.data={limit: VALUE}'"]),
         (BOTH, ["+tasks.a.data.k=2"], ["+tasks.a.data.k=2: a task's data takes new keys as a mapping: 'tasks.a.data={k: VALUE}'"]),
         (BOTH, ["tasks.b.data={limt: 2}"], ["tasks.b.data: there is no key 'limt'; did you mean limit?"]),
-        ("{a: {reward: {kind: modl}}}", [], ["tasks.a.reward.kind=modl: one of fn, model, calibrated, weighted"]),
+        ("{a: {reward: {kind: modl}}}", [], ["tasks.a.reward.kind=modl: one of fn, class, model, calibrated, weighted"]),
         ("{a: {reward: {kind: model, max_lenght: 3}}}", [], ["tasks.a.reward: there is no key 'max_lenght'; did you mean max_length?"]),
         ("{a: {data: {limit: x}}}", [], ["tasks.a.data: limit: Value 'x' of type 'str' could not be converted to Integer"]),
         (
             "{a: {reward: f}, b: {data: 3}, c: {data: a.jsonl}}",
             [],
             [
-                "tasks.a.reward=f: expected fn:MODULE.FUNCTION, model:PATH or calibrated:PATH",
+                "tasks.a.reward=f: expected fn:MODULE.FUNCTION, class:MODULE.CLASS, model:PATH or calibrated:PATH",
                 "tasks.b.data=3: expected a text such as file:PATH, or a mapping",
                 "tasks.c.data=a.jsonl: expected file:PATH, hf:NAME or builtin",
             ],
