@@ -16,6 +16,8 @@ COMMANDS = {
     "train": "rlctl.commands.train",
     "resume": "rlctl.commands.resume",
     "score": "rlctl.commands.score",
+    "sft": "rlctl.commands.sft",
+    "rm": "rlctl.commands.rm",
     "runs": "rlctl.commands.runs",
     "recipes": "rlctl.commands.recipes",
     "new": "rlctl.commands.new",

@@ -71,8 +71,8 @@ class Prompts:
         return out
 
 
-def read_rows(config: DataConfig) -> list[dict[str, Any]]:
-    """The rows of the data as dictionaries, through the `datasets` library.
+def read_rows(config: DataConfig, key: str = "data.prompt_column") -> list[dict[str, Any]]:
+    """The rows of the data as dictionaries, through the `datasets` library; `key` is the one that names the prompt column.
 
     Raises:
         DataError: nothing there, unreadable, without rows, or without the prompt column.
@@ -88,13 +88,14 @@ def read_rows(config: DataConfig) -> list[dict[str, Any]]:
         data = data.select(range(min(config.limit, len(data))))
     if len(data) == 0:
         raise DataError(f"data {where} has no rows")
-    if config.prompt_column not in data.column_names:
-        raise DataError(
-            f"data {where} has no column {config.prompt_column!r}",
-            f"its columns are: {', '.join(data.column_names)}",
-            f"data.prompt_column={data.column_names[0]}",
-        )
+    need_column(where, data.column_names, config.prompt_column, key)
     return list(data)
+
+
+def need_column(where: str, names: list[str], column: str, key: str) -> None:
+    """Raise the DataError of a missing column; `key` is the config key that names it."""
+    if column not in names:
+        raise DataError(f"data {where} has no column {column!r}", f"its columns are: {', '.join(names)}", f"{key}={names[0]}")
 
 
 def _load(datasets: Any, where: str, config: DataConfig) -> Any:
@@ -164,10 +165,10 @@ def build_prompts(config: Config, tokenizer: Any, context: int | None) -> Prompt
     """
     limit = prompt_limit(config, context)
     rows = read_rows(config.data)
-    template = _template(config.data.chat_template)
+    template = read_template(config.data.chat_template)
     items: list[Prompt] = []
     for number, row in enumerate(rows):
-        prompt = _encode(config.data, tokenizer, template, number, row)
+        prompt = encode_prompt(config.data, tokenizer, template, number, row)
         if limit is not None and len(prompt.ids) > limit:
             cut = _too_long(config, tokenizer, prompt, limit)
             if cut is None:
@@ -180,7 +181,12 @@ def build_prompts(config: Config, tokenizer: Any, context: int | None) -> Prompt
     return Prompts(items, columns, len(rows) - len(items), config.data.shuffle, config.seed)
 
 
-def _template(path: str | None) -> str | None:
+def read_template(path: str | None) -> str | None:
+    """The chat template in a file; None without one.
+
+    Raises:
+        ConfigError: no such file.
+    """
     if path is None:
         return None
     if not Path(path).is_file():
@@ -189,7 +195,13 @@ def _template(path: str | None) -> str | None:
     return Path(path).read_text()
 
 
-def _encode(config: DataConfig, tokenizer: Any, template: str | None, number: int, row: dict[str, Any]) -> Prompt:
+def encode_prompt(config: DataConfig, tokenizer: Any, template: str | None, number: int, row: dict[str, Any]) -> Prompt:
+    """The prompt of a row as the policy is given it; `number` is the row's, for messages.
+
+    Raises:
+        DataError: the row has no prompt.
+        ConfigError: chat messages without a chat template.
+    """
     value = row[config.prompt_column]
     columns = {k: v for k, v in row.items() if k != config.prompt_column}
     if value == "":

@@ -20,13 +20,12 @@ from rlctl.errors import ConfigError
 _TOLD = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
 
 
-def open_accelerator(config: Config) -> Accelerator:
-    """The devices, as asked.
+def check_device(device: Device, world: int) -> None:
+    """Refuse a device that is not there for that many processes.
 
     Raises:
-        ConfigError: a device, precision or tracker that is not there.
+        ConfigError: it is not.
     """
-    device, tracker, world = config.launch.device, config.run.tracker, int(os.environ.get("WORLD_SIZE", "1"))
     if device is Device.cuda and not torch.cuda.is_available():
         raise ConfigError(
             "launch.device=cuda: torch sees no CUDA GPU", f"torch {torch.__version__}", "launch=cpu, or install torch with CUDA"
@@ -35,6 +34,16 @@ def open_accelerator(config: Config) -> Accelerator:
         raise ConfigError("launch.device=mps: torch sees no Apple GPU", hint="launch=cpu")
     if device is Device.mps and world > 1:
         raise ConfigError(f"launch.device=mps: {world} processes cannot share one Apple GPU", hint="launch.processes=1, or launch=cpu")
+
+
+def open_accelerator(config: Config) -> Accelerator:
+    """The devices, as asked.
+
+    Raises:
+        ConfigError: a device, precision or tracker that is not there.
+    """
+    device, tracker, world = config.launch.device, config.run.tracker, int(os.environ.get("WORLD_SIZE", "1"))
+    check_device(device, world)
     # several processes meet over NCCL or, on CPUs, gloo; accelerate takes the second only where it is told that there is no GPU
     on_cpu = device is Device.cpu or (device is Device.auto and world > 1 and not torch.cuda.is_available())
     if tracker == "auto":

@@ -11,14 +11,17 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlctl import elastic, handover
 from rlctl.config import compose
-from rlctl.config.schema import Config
+from rlctl.config.schema import Config, LaunchConfig, RunConfig
+from rlctl.config.stages import Stage
 from rlctl.console import open_console, print_error, print_score
 from rlctl.errors import RlctlError, TrainingError
 from rlctl.place import Place
 from rlctl.processes import Child, run_child
+from rlctl.report import Reporter, Summary
 
 INTERRUPTED = elastic.INTERRUPTED
 
@@ -31,18 +34,17 @@ def log_to(run_dir: Path) -> None:
     logging.basicConfig(filename=run_dir / name, level=logging.INFO, format=form)
 
 
-def run_here(config: Config, show_traceback: bool = False) -> int:
+def run_here(config: Config | Stage, show_traceback: bool = False) -> int:
     """Train in this process; the exit status."""
     logging.captureWarnings(True)  # Python's warnings go to the log file: the terminal belongs to the console
     compose.use_import_paths(config)
     # a tokenizer's thread pool and the processes of a reward function do not mix; transformers warns about it once a fork
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # of several processes the first one shows and writes
-    reporter = open_console(config.console.mode if int(os.environ.get("RANK", "0")) == 0 else "quiet")
+    mode = config.console.mode if isinstance(config, Config) or config.console.mode != "live" else "plain"  # the view is PPO's
+    reporter = open_console(mode if int(os.environ.get("RANK", "0")) == 0 else "quiet")
     try:
-        from rlctl.train import train
-
-        return INTERRUPTED if train(config, reporter).status == "interrupted" else 0
+        return INTERRUPTED if _work_of(config)(config, reporter).status == "interrupted" else 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except RlctlError as error:
@@ -64,6 +66,16 @@ def run_here(config: Config, show_traceback: bool = False) -> int:
         return 1
     finally:
         reporter.close()
+
+
+def _work_of(config: Config | Stage) -> Callable[[Any, Reporter], Summary]:
+    if isinstance(config, Config):
+        from rlctl.train import train
+
+        return train
+    from rlctl.stages.run import run as run_stage
+
+    return run_stage
 
 
 def _is_lost_connection(error: Exception) -> bool:
@@ -116,6 +128,14 @@ def run(config: Config, show_traceback: bool = False, place: Place | None = None
     if (config.launch.processes or 1) * (config.launch.machines or 1) > 1:
         return elastic.start(config, worker_arguments(config, show_traceback))
     return run_here(config, show_traceback)
+
+
+def run_stage(config: Stage, show_traceback: bool = False) -> int:
+    """Run a saved config of a stage before PPO and return the exit status: here, or in several processes of this machine."""
+    if config.launch.processes == 1:
+        return run_here(config, show_traceback)
+    where = Config(run=RunConfig(dir=config.run.dir), launch=LaunchConfig(processes=config.launch.processes, machines=1, machine_rank=0))
+    return elastic.start(where, worker_arguments(where, show_traceback))
 
 
 def together(place: Place, command: Callable[[], int], show_traceback: bool) -> int:

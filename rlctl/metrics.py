@@ -74,8 +74,25 @@ METRICS: dict[str, str] = {
     "time/forward": "seconds for log-probs of policy and reference and for values, without gradient",
     "time/update": "seconds in the inner epochs",
     "time/save": "seconds writing the checkpoint after the step before",
+    "sft/loss": "mean over learnt tokens of -log p, in nats, over the updates since the line before (rlctl sft)",
+    "sft/token_accuracy": "share of learnt tokens that the model finds likeliest, since the line before",
+    "sft/entropy": "mean over learnt tokens of the model's entropy, in nats, since the line before",
+    "sft/held_out_loss": "sft/loss on the rows held out: in the first line before training, in the last one after it",
+    "sft/held_out_token_accuracy": "sft/token_accuracy on the rows held out, likewise",
+    "rm/loss": "mean over pairs of -log sigmoid(chosen - rejected) + optim.center_scores * (chosen + rejected)^2, since the line "
+    "before (rlctl rm)",
+    "rm/accuracy": "share of pairs whose chosen response scores higher, since the line before",
+    "rm/margin": "mean over pairs of score of chosen - score of rejected, since the line before",
+    "rm/score": "mean score of all responses, since the line before",
+    "rm/held_out_loss": "rm/loss on the pairs held out: in the first line before training, in the last one after it",
+    "rm/held_out_accuracy": "rm/accuracy on the pairs held out, likewise",
+    "rm/held_out_margin": "rm/margin on the pairs held out, likewise",
+    "stage/lr": "learning rate of the last update (rlctl sft and rm)",
+    "stage/grad_norm": "norm of the last update's gradient before clipping",
+    "stage/tokens": "tokens trained on since the start, prompts included",
+    "stage/tokens_per_second": "tokens trained on since the line before / its seconds",
     "progress/samples": "responses since the start",
-    "progress/epoch": "passes over the prompts since the start",
+    "progress/epoch": "passes over the prompts, or a stage's rows, since the start",
 }
 
 

@@ -69,7 +69,7 @@ def open_source(config: ModelConfig | ModelRewardConfig, what: str) -> Source:
     """
     folder = "policy" if isinstance(config, ModelConfig) else "reward"
     path = str(builtin_path(folder)) if config.path == "builtin" else config.path
-    if path.startswith(("/", ".", "~")) and not Path(path).exists():
+    if (path.startswith(("/", ".", "~")) or path.count("/") > 1) and not Path(path).exists():  # a hub id has one slash at most
         key = "model=hf" if isinstance(config, ModelConfig) else "reward=model"
         raise ModelError(f"no {what} at {path}", "there is no such folder", f"{key}:PATH_OR_HUB_ID")
     name, adapter = config.path, None
@@ -135,16 +135,26 @@ def recompute_activations(model: Any) -> None:
 NEEDS_DECODER = "a decoder-only language model (AutoModelForCausalLM), such as a GPT-2, Llama or Qwen folder: model=hf:PATH"
 
 
+def check_decoder(source: Source) -> None:
+    """Refuse what the config alone shows to be no decoder-only language model.
+
+    Raises:
+        ModelError: it is none.
+    """
+    config = source.hf_config
+    kinds = " ".join(config.architectures or [])
+    if config.is_encoder_decoder or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map")):
+        raise ModelError(f"the policy {source.name} is {kinds or type(config).__name__}, not a decoder", hint=NEEDS_DECODER)
+
+
 def load_policy(source: Source, seed: int = 0) -> Any:
     """The policy's language model, with its adapter if it has one; the seed is for a new adapter.
 
     Raises:
         ModelError: it is not a decoder-only language model, or the adapter is none of it.
     """
-    config = source.hf_config
-    kinds = " ".join(config.architectures or [])
-    if config.is_encoder_decoder or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map")):
-        raise ModelError(f"the policy {source.name} is {kinds or type(config).__name__}, not a decoder", hint=NEEDS_DECODER)
+    check_decoder(source)
+    kinds = " ".join(source.hf_config.architectures or [])
     lm = load_weights(AutoModelForCausalLM, source, "policy", NEEDS_DECODER)
     if not is_causal(lm):
         raise ModelError(f"the policy {source.name} ({kinds}) sees later tokens: it is an encoder", hint=NEEDS_DECODER)

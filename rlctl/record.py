@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from rlctl import checkpoint
@@ -74,8 +75,8 @@ class Recorder:
         if not self.is_main:
             return
         (self.run_dir / "summary.json").unlink(missing_ok=True)  # of a run under way there is none
-        _write_json(self.run_dir / "env.json", environment(self.run))
-        _write_json(self.run_dir / "plan.json", dict(self.run.plan.facts))
+        write_json(self.run_dir / "env.json", environment(self.run.accelerator))
+        write_json(self.run_dir / "plan.json", dict(self.run.plan.facts))
 
     @property
     def is_main(self) -> bool:
@@ -162,10 +163,10 @@ class Recorder:
 
 def write_summary(summary: Summary) -> None:
     """summary.json in the run folder."""
-    _write_json(summary.run_dir / "summary.json", {**asdict(summary), "run_dir": str(summary.run_dir)})
+    write_json(summary.run_dir / "summary.json", {**asdict(summary), "run_dir": str(summary.run_dir)})
 
 
-def environment(run: Assembly) -> dict[str, Any]:
+def environment(accelerator: Accelerator) -> dict[str, Any]:
     """Versions, machine and devices, for env.json."""
     versions = {}
     for package in _PACKAGES:
@@ -178,9 +179,9 @@ def environment(run: Assembly) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "packages": versions,
-        "device": str(run.accelerator.device),
-        "processes": run.accelerator.num_processes,
-        "mixed_precision": run.accelerator.mixed_precision,
+        "device": str(accelerator.device),
+        "processes": accelerator.num_processes,
+        "mixed_precision": accelerator.mixed_precision,
         "gpus": gpus,
         "torch_threads": torch.get_num_threads(),
     }
@@ -199,7 +200,8 @@ def _quote(path: Path) -> str:
     return f'"{path}"' if " " in str(path) else str(path)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """A value as indented JSON, whole or not at all; NaN and infinity become null."""
     aside = path.with_name(f".{path.name}.partial")
     aside.write_text(json.dumps(without_nan(value), indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
     aside.replace(path)

@@ -42,8 +42,8 @@ class Step:
     step: int
     steps: int
     metrics: dict[str, float]
-    best: Sample
-    worst: Sample
+    best: Sample | None = None
+    worst: Sample | None = None
 
 
 @dataclass(frozen=True)

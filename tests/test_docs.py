@@ -40,6 +40,8 @@ NOT_RUN = {
     "OMP_NUM_THREADS=1 python -m pytest -n 2": "this suite; .ci/run runs the line as it stands in the README",
     "python -m pytest -m slow tests/test_optimum.py": "a part of this suite",
     "python tests/bench/prompt_shift.py": "a benchmark of half an hour",
+    "rlctl sft model=hf:PATH_OR_HUB_ID data=file:texts.jsonl hydra.run.dir=outputs/sft": "tests/test_stages.py, on tiny models",
+    "rlctl rm model=hf:outputs/sft/policy data=file:pairs.jsonl hydra.run.dir=outputs/rm": "tests/test_stages.py, on tiny models",
     "OMP_NUM_THREADS=1 python tests/bench/step_cost.py": "a benchmark, whose numbers need a machine of its own",
 }
 BY_THEMSELVES = {

@@ -60,7 +60,7 @@ def test_a_recipe_is_complete_and_small(name):
     assert {"README.md", "config.yaml", "expected.json"} <= files
     assert any(f.startswith("data/") and f.endswith(".jsonl") for f in files)
     for path in files:
-        assert (recipes_dir() / name / path).stat().st_size < 100_000
+        assert (recipes_dir() / name / path).stat().st_size < (250_000 if name == "pipeline" else 100_000)  # which learns its language
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,7 +85,7 @@ def test_the_table_of_recipes_is_current():
     assert table in (recipes_dir() / "README.md").read_text(), f"it must hold what `rlctl recipes --markdown` prints:\n{table}"
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "cgpo_judges"])  # whose modules load models: test_recipe_cgpo
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("cgpo_judges", "pipeline")])  # test_recipe_cgpo, test_stages
 def test_the_functions_of_a_recipe_need_nothing_of_rlctl_and_pass_their_doctests(name, monkeypatch):
     folder = recipes_dir() / name
     monkeypatch.syspath_prepend(str(folder))
@@ -376,7 +376,8 @@ def _filled(words: list[str]) -> list[str]:
     places = {"model=hf:": builtin("policy"), "reward=model:": builtin("reward")}
     for prefix, place in places.items():
         words = [f"{prefix}{place}" if word == f"{prefix}PATH_OR_HUB_ID" else word for word in words]
-    return [*words[1:], *(SMALL if words[1] == "train" else [])]
+    small = {"train": SMALL, "sft": ["run.steps=2", "console=quiet"], "rm": ["run.steps=2", "console=quiet"]}
+    return [*words[1:], *small.get(words[1], [])]
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["first_two", "all"])
@@ -385,7 +386,7 @@ def test_the_commands_of_every_readme_run_as_installed_in_an_empty_folder(whole,
     jobs: list[tuple[str, list[str]]] = [(".", ["recipes"])]
     for name in NAMES:
         found = [words for words in commands((recipes_dir() / name / "README.md").read_text()) if words[0] == "rlctl"]
-        assert [words[1] for words in found[:2]] == ["new", "train"], name
+        assert [words[1] for words in found[:2]] == ["new", "sft" if name == "pipeline" else "train"], name
         jobs += [(name, _filled(words)) for words in (found if whole else found[:2])]
     if not whole:  # of the sweep one member, which is a process
         jobs = [

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from rlctl.config import judges
+from rlctl.config import judges, stages
 from rlctl.config.leaves import leaves, value_source
 from rlctl.config.schema import (
     CGPOConfig,
@@ -34,9 +34,12 @@ _BOUNDS = {
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
-def problems(config: Config) -> list[str]:
+def problems(config: Config | stages.Stage) -> list[str]:
     """Everything wrong with a config that can be seen without loading anything, one line each; empty if sound."""
-    found = [*_bounds(config, ""), *_null_words(config, ""), *_tasks(config)]
+    found = [*_bounds(config, ""), *_null_words(config, "")]
+    if not isinstance(config, Config):
+        return [*found, *stages.together(config)]
+    found += _tasks(config)
     if not config.tasks or isinstance(config.algo, (CGPOConfig, CustomAlgoConfig)):
         found += _of_the_run(config)
         for name, one in config.by_task.items():

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,15 @@ from rlctl.config import explain, shorthand
 from rlctl.config.checks import problems
 from rlctl.config.local import resolve_paths
 from rlctl.config.paths import conf_dir
+from rlctl.config.roots import ROOTS, TRAIN, Root
 from rlctl.config.saved import dumps as dumps
 from rlctl.config.saved import load as load
 from rlctl.config.saved import loads as loads
 from rlctl.config.saved import node_of, plain, root_schema, typed_of
 from rlctl.config.saved import save as save
 from rlctl.config.schema import OPTIONS, Config
-from rlctl.config.typed import open_schema, typed_tasks
+from rlctl.config.stages import Stage
+from rlctl.config.typed import open_schema
 from rlctl.errors import ConfigError
 
 
@@ -41,7 +43,8 @@ from rlctl.errors import ConfigError
 class Job:
     """One composed run."""
 
-    config: Config
+    config: Any
+    """Of the root's schema."""
     run_dir: Path
     overrides: list[str]
     number: int | None
@@ -78,7 +81,8 @@ def _fresh_dir(base: str) -> str:
 
 def _register(recipe: Path | None) -> None:
     store = ConfigStore.instance()
-    store.store(group="schema", name="config", node=root_schema())
+    for root in ROOTS.values():
+        store.store(group="schema", name=root.recipe, node=root_schema(root))
     for group, options in OPTIONS.items():
         for name, cls in options.items():
             store.store(group=f"schema/{group}", name=name, node=open_schema(cls))
@@ -86,9 +90,10 @@ def _register(recipe: Path | None) -> None:
     OmegaConf.register_new_resolver("rlctl_fresh_dir", _fresh_dir, replace=True)
 
 
-def _groups(recipe: Path | None) -> set[str]:
-    roots = [conf_dir(), *([recipe] if recipe else [])]
-    return {str(p.relative_to(root)) for root in roots for p in root.rglob("*") if p.is_dir() and any(p.glob("*.yaml"))}
+def _groups(recipe: Path | None, root: Root = TRAIN) -> set[str]:
+    tops = [conf_dir(), *([recipe] if recipe else [])]
+    found = {str(p.relative_to(top)) for top in tops for p in top.rglob("*") if p.is_dir() and any(p.glob("*.yaml"))}
+    return found if root is TRAIN else found & {f.name for f in fields(root.schema)}
 
 
 @dataclass(frozen=True)
@@ -101,28 +106,31 @@ class Line:
     groups: set[str]
     name: str
     """The config file at the root."""
+    root: Root = TRAIN
 
 
-def read(argv: list[str], recipe: Path | None) -> Line:
+def read(argv: list[str], recipe: Path | None, root: Root = TRAIN) -> Line:
     """Read a command line, and make the schema and the recipe known to Hydra.
 
     Raises:
         ConfigError: it does not parse, or names keys that there are not.
     """
     parser = get_args_parser()
-    explain.raise_unknown_option(argv, parser._option_string_actions)
+    explain.raise_unknown_option(argv, parser._option_string_actions, root.command)
     args = parser.parse_args(argv)
     _register(recipe)
-    groups = _groups(recipe)
-    _check_overrides(explain.parse_overrides(args.overrides), groups)
-    name = "config" if recipe and (recipe / "config.yaml").is_file() else "base"
+    groups = _groups(recipe, root)
+    _check_overrides(explain.parse_overrides(args.overrides), groups, root)
+    name = root.recipe if recipe and (recipe / f"{root.recipe}.yaml").is_file() else root.base
     # Hydra wants to be told of new keys: the arguments of a function, and what a task did not say of its data or reward before
     args.overrides = [f"++{o}" if explain.takes_new_keys(o) else o for o in args.overrides]
-    return Line(parser, args, groups, name)
+    return Line(parser, args, groups, name, root)
 
 
-def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None], refuse: Callable[[Refused], None] | None = None) -> None:
-    """Compose and run `task` for each job; or print what --cfg, --info, ... ask for.
+def run(
+    argv: list[str], recipe: Path | None, task: Callable[[Job], None], refuse: Callable[[Refused], None] | None = None, root: Root = TRAIN
+) -> None:
+    """Compose from `root` and run `task` for each job; or print what --cfg, --info, ... ask for.
 
     refuse: takes a member of a sweep whose config cannot be, in place of `task`; without it the first such ends the command.
     A launcher may carry both to other processes: plain functions of plain data.
@@ -130,7 +138,7 @@ def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None], refus
     Raises:
         ConfigError: anything wrong with the command line or the config, all problems in one.
     """
-    line = read(argv, recipe)
+    line = read(argv, recipe, root)
     refused: list[ConfigError] = []
 
     def compose_and_run(cfg: DictConfig) -> None:
@@ -157,44 +165,44 @@ def run(argv: list[str], recipe: Path | None, task: Callable[[Job], None], refus
         if refused:
             raise refused[0]
     except (HydraException, OmegaConfBaseException) as error:
-        raise explained(error, line.name, user_overrides, line.groups) from error
+        raise explained(error, line, user_overrides) from error
     except ValueError as error:  # Hydra's word for flags that exclude each other; a task raises nothing
-        raise ConfigError(str(error), hint="rlctl train --help") from error
+        raise ConfigError(str(error), hint=f"rlctl {root.command} --help") from error
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
         if before is not None:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def _check_overrides(overrides: list[Any], groups: set[str]) -> None:
-    lines = explain.unknown_keys(overrides, groups)
+def _check_overrides(overrides: list[Any], groups: set[str], root: Root = TRAIN) -> None:
+    lines = explain.unknown_keys(overrides, groups, root.schema)
     if lines:
-        raise ConfigError("unknown key" + ("s" if len(lines) > 1 else ""), "\n".join(lines), "rlctl train --help lists every key")
+        raise ConfigError("unknown key" + ("s" if len(lines) > 1 else ""), "\n".join(lines), f"rlctl {root.command} --help lists every key")
 
 
-def explained(error: Exception, name: str, overrides: list[str], groups: set[str]) -> ConfigError:
+def explained(error: Exception, line: Line, overrides: list[str]) -> ConfigError:
     """Every override that cannot be composed, found by composing each alone beside the choices of options."""
     from hydra import compose, initialize_config_dir
 
     lines: list[str] = []
     parsed = explain.parse_overrides(overrides)
-    choices = [o.input_line for o in parsed if o.key_or_group in groups and not o.is_sweep_override()]
+    choices = [o.input_line for o in parsed if o.key_or_group in line.groups and not o.is_sweep_override()]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         for o in parsed:
             alone = [o.input_line] if o.input_line in choices else [*choices, o.input_line]
             try:
                 if not o.is_sweep_override():
-                    compose(name, alone)
+                    compose(line.name, alone)
             except (HydraException, OmegaConfBaseException) as e:
                 if o.key_or_group.partition(".")[0] == "tasks":
-                    lines.append(explain.task_key(o.key_or_group, compose(name, choices).tasks, e))
+                    lines.append(explain.task_key(o.key_or_group, compose(line.name, choices).tasks, e))
                 else:
-                    lines.append(explain.composition(e))
-    return _cannot_compose(list(dict.fromkeys(lines)) or [explain.composition(error)])
+                    lines.append(explain.composition(e, line.root.schema))
+    return _cannot_compose(list(dict.fromkeys(lines)) or [explain.composition(error, line.root.schema)], line.root)
 
 
-def _cannot_compose(lines: list[str]) -> ConfigError:
-    return ConfigError("the config cannot be composed", "\n".join(lines), "rlctl train --help lists every option and key")
+def _cannot_compose(lines: list[str], root: Root = TRAIN) -> ConfigError:
+    return ConfigError("the config cannot be composed", "\n".join(lines), f"rlctl {root.command} --help lists every option and key")
 
 
 def _place() -> tuple[Path, list[str], int | None]:
@@ -206,19 +214,17 @@ def _place() -> tuple[Path, list[str], int | None]:
 
 def _job(cfg: DictConfig, recipe: Path | None) -> Job:
     hydra, (run_dir, overrides, number) = HydraConfig.get(), _place()
-    if why := explain.misplaced_arguments(cfg):
+    if "algo" in cfg and (why := explain.misplaced_arguments(cfg)):
         raise _cannot_compose([why])
     paths = [str(p) for p in ([recipe] if recipe else [])] + [os.getcwd()]
-    typed = OmegaConf.to_object(cfg)
-    assert isinstance(typed, Config)
-    typed = typed_tasks(replace(typed, run=replace(typed.run, dir=str(run_dir), import_paths=paths)))
-    typed = resolve_paths(typed, overrides, recipe)
+    typed = typed_of(cfg)
+    typed = resolve_paths(replace(typed, run=replace(typed.run, dir=str(run_dir), import_paths=paths)), overrides, recipe)
     record = {"config.yaml": cfg, "overrides.yaml": OmegaConf.create(overrides), "hydra.yaml": OmegaConf.create({"hydra": hydra})}
     files = {name: OmegaConf.to_yaml(node) for name, node in record.items()}
     return Job(typed, run_dir, overrides, number, files)
 
 
-def check(config: Config) -> None:
+def check(config: Config | Stage) -> None:
     """Raise one ConfigError with every problem that the config alone shows."""
     found = problems(config)
     if found:
@@ -246,10 +252,11 @@ def changed(config: Config, overrides: list[str]) -> Config:
             lines.append(explain.composition(error))
     if lines:
         raise _cannot_compose(lines)
-    return resolve_paths(typed_of(node), overrides, None)
+    found: Config = resolve_paths(typed_of(node), overrides, None)
+    return found
 
 
-def use_import_paths(config: Config) -> None:
+def use_import_paths(config: Config | Stage) -> None:
     """Put the recipe folder, then the working folder, first on sys.path: a console script has neither."""
     for path in reversed(config.run.import_paths):
         if path in sys.path:

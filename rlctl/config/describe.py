@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from rlctl.config import judges, schema, tasks
+from rlctl.config import judges, schema, stages, tasks
 from rlctl.config.judges import JudgeConfig
 from rlctl.config.tasks import TaskConfig
 
@@ -28,9 +28,9 @@ class Key:
 
 @cache
 def _field_docs() -> dict[str, dict[str, str]]:
-    """Class name -> field name -> the string literal beneath the field in schema.py."""
+    """Class name -> field name -> the string literal beneath the field."""
     docs: dict[str, dict[str, str]] = {}
-    for node in [n for module in (schema, judges, tasks) for n in ast.parse(inspect.getsource(module)).body]:
+    for node in [n for module in (schema, judges, tasks, stages) for n in ast.parse(inspect.getsource(module)).body]:
         if isinstance(node, ast.ClassDef):
             fields = docs.setdefault(node.name, {})
             for before, after in zip(node.body, node.body[1:], strict=False):
@@ -95,10 +95,10 @@ def seed() -> Key:
     return Key("seed", _default(f), _doc(schema.Config, "seed"), _takes(int, f))
 
 
-def groups() -> list[tuple[str, str, list[Key]]]:
+def groups(root: type = schema.Config) -> list[tuple[str, str, list[Key]]]:
     """(group, its one-line meaning, its keys) for every group; options with keys of their own follow as `algo=ppo`."""
     out: list[tuple[str, str, list[Key]]] = []
-    for f in dataclasses.fields(schema.Config):
+    for f in dataclasses.fields(root):
         if f.name in schema.OPTIONS:
             base = schema.AlgoConfig if f.name == "algo" else schema.RewardConfig
             shared = {g.name: _default(g) for g in dataclasses.fields(base)}
@@ -126,10 +126,10 @@ def _title(cls: Any) -> str:
 
 
 @cache
-def known_keys() -> tuple[str, ...]:
+def known_keys(root: type = schema.Config) -> tuple[str, ...]:
     """Every key that any option has, groups included."""
     names = {"seed"}
-    for f in dataclasses.fields(schema.Config):
+    for f in dataclasses.fields(root):
         if f.default_factory is dataclasses.MISSING:
             continue
         names.add(f.name)

@@ -14,7 +14,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from rlctl.config.describe import known_keys
 from rlctl.config.paths import KINDS
-from rlctl.config.schema import OPTIONS
+from rlctl.config.schema import OPTIONS, Config
 from rlctl.config.tasks import task_keys
 from rlctl.errors import ConfigError, nearest
 
@@ -50,20 +50,20 @@ _ALIASES = {
 _LISTS = ("rollout.stop", "model.lora.target_modules")
 
 
-def nearest_key(key: str) -> str | None:
+def nearest_key(key: str, root: type = Config) -> str | None:
     """The config key most like `key`; a key whose last part is right in the wrong group counts as near."""
-    last = key.rsplit(".", 1)[-1]
-    same = [k for k in known_keys() if k.rsplit(".", 1)[-1] == last]
+    last, known = key.rsplit(".", 1)[-1], known_keys(root)
+    same = [k for k in known if k.rsplit(".", 1)[-1] == last]
     if same:
         return nearest(key, same) or same[0]
-    if alias := nearest(last, _ALIASES):
+    if alias := nearest(last, [a for a, k in _ALIASES.items() if k in known]):
         return _ALIASES[alias]
     group, dot, _ = key.partition(".")
     # inside the right group compare the last parts alone: a shared prefix would make everything look alike
-    inside = {k.rsplit(".", 1)[-1]: k for k in known_keys() if dot and k.startswith(f"{group}.")}
+    inside = {k.rsplit(".", 1)[-1]: k for k in known if dot and k.startswith(f"{group}.")}
     if inside and (found := nearest(last, inside)):
         return inside[found]
-    return None if inside else nearest(key, known_keys())
+    return None if inside else nearest(key, known)
 
 
 def parse_overrides(texts: list[str]) -> list[Override]:
@@ -131,19 +131,19 @@ def takes_new_keys(override: str) -> bool:
     return is_argument(key) or (value.startswith("{") and re.fullmatch(r"tasks\.[^.]+\.(data|reward)", key) is not None)
 
 
-def unknown_keys(overrides: list[Override], groups: Iterable[str]) -> list[str]:
+def unknown_keys(overrides: list[Override], groups: Iterable[str], root: type = Config) -> list[str]:
     """One line for every override whose key no option has, and for every + that would add a dead key."""
     groups, lines = set(groups), []
     for o in overrides:
         key = o.key_or_group
         if key == "hydra" or key.startswith(("hydra.", "hydra/")) or key in groups:
             continue
-        if is_argument(key):
+        if is_argument(key) and root is Config:
             continue
-        if key.startswith("tasks."):
+        if key.startswith("tasks.") and root is Config:
             lines += _unknown_task_key(o)
-        elif key not in known_keys():
-            near = nearest_key(key)
+        elif key not in known_keys(root):
+            near = nearest_key(key, root)
             lines.append(f"{o.input_line}: there is no key {key!r}" + (f"; did you mean {near}?" if near else ""))
         elif o.is_add() or o.is_force_add():
             lines.append(f"{o.input_line}: {key} exists already; write it without +")
@@ -178,7 +178,7 @@ def task_key(key: str, tasks: Iterable[str], error: Exception) -> str:
     return f"{key}: {what}; " + (f"did you mean {near}?" if near else there)
 
 
-def composition(error: Exception) -> str:
+def composition(error: Exception, root: type = Config) -> str:
     """One readable line for an error that Hydra or OmegaConf raised while composing."""
     text = str(error)
     if found := re.search(r"Could not find '([^']+)'.*?Available options in '[^']+':\n(.*?)(?:\nConfig search path|\Z)", text, re.S):
@@ -195,9 +195,9 @@ def composition(error: Exception) -> str:
         cause = inner
     key = getattr(cause, "full_key", None)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
-        if key in known_keys():  # a recipe's file sets a key of the option that the command line replaced
+        if key in known_keys(root):  # a recipe's file sets a key of the option that the command line replaced
             return f"{key}: the chosen options have no such key" + _owners(key)
-        near = nearest_key(key)
+        near = nearest_key(key, root)
         return f"there is no key {key!r}" + (f"; did you mean {near}?" if near else "")
     lines = [line.strip() for line in str(cause).strip().splitlines()]
     message = next((line for line in lines if not line.endswith("raised while composing config:")), lines[0])
@@ -210,7 +210,7 @@ def _owners(key: str) -> str:
     return "; " + " and ".join(f"{group}={o}" for o in owners) + (" has it" if len(owners) == 1 else " have it") if owners else ""
 
 
-def raise_unknown_option(argv: list[str], known: Iterable[str]) -> None:
+def raise_unknown_option(argv: list[str], known: Iterable[str], command: str = "train") -> None:
     """Refuse an option (`--cgf`) that the command does not have, with the nearest one that it has."""
     known = list(known)
     for arg in argv:
@@ -219,5 +219,5 @@ def raise_unknown_option(argv: list[str], known: Iterable[str]) -> None:
         name = arg.partition("=")[0]
         if name not in known:
             near = nearest(name, known)
-            hint = f"did you mean {near}?" if near else "rlctl train --help"
+            hint = f"did you mean {near}?" if near else f"rlctl {command} --help"
             raise ConfigError(f"unknown option {name}", hint=hint)

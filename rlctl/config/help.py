@@ -7,6 +7,7 @@ import textwrap
 from rlctl import __version__
 from rlctl.config import describe
 from rlctl.config.paths import KINDS, conf_dir
+from rlctl.config.roots import TRAIN, Root
 
 _OVERVIEW = """\
 rlctl {version}: online RLHF fine-tuning of language models, driven by configs
@@ -16,6 +17,8 @@ rlctl {version}: online RLHF fine-tuning of language models, driven by configs
   rlctl resume RUN_DIR [key=value ...]       go on exactly where a run stopped
   rlctl score [RECIPE_DIR] [key=value ...]   try the reward on real samples before training; --json for scripts
   rlctl runs [DIR ...]                       runs listed, or a sweep's members ranked; --sort METRIC, --json, --all
+  rlctl sft [RECIPE_DIR] [key=value ...]     before PPO: teach a language model your responses (TRL's SFTTrainer)
+  rlctl rm [RECIPE_DIR] [key=value ...]      before PPO: a reward model from preferred responses (TRL's RewardTrainer)
   rlctl recipes                              list the recipes, small folders to start from
   rlctl new RECIPE DEST                      copy one to make it your own
   rlctl check RECIPE [key=value ...]         run one and compare with the numbers it promises
@@ -77,6 +80,34 @@ exit status: 0 all numbers seen; 4 some missed; else that of the command that fa
 """
 
 
+_STAGE = """\
+rlctl {command} [RECIPE_DIR] [key=value ...] [--cfg job|hydra|all] [--info] [--hydra-help] [--traceback]
+
+{about}
+  RECIPE_DIR      a folder with {command}.yaml
+  key=value       override a key; GROUP=OPTION chooses an option
+  --cfg job       print the config; --info shows where it came from
+
+config groups (GROUP=OPTION)
+{groups}
+keys (default)
+{keys}"""
+
+_ABOUT = {
+    "sft": """\
+Supervised fine-tuning with TRL's SFTTrainer: the model learns the responses of your rows, and to end them.
+
+  rlctl sft model=hf:PATH data=file:rows.jsonl       rows of prompt and response; the result is RUN/policy
+  rlctl train model=hf:RUN/policy reward=...         what comes next
+""",
+    "rm": """\
+A reward model with TRL's RewardTrainer: it learns to score the chosen response above the rejected one.
+
+  rlctl rm model=hf:PATH data=file:pairs.jsonl       rows of prompt, chosen and rejected; the result is RUN/reward
+  rlctl train reward=model:RUN/reward ...            what comes next
+""",
+}
+
 _RESUME = """\
 rlctl resume RUN_DIR [key=value ...] [--traceback]
 
@@ -102,12 +133,17 @@ def overview() -> str:
 
 def train() -> str:
     """`rlctl train --help`."""
-    return _TRAIN.format(groups=_groups(), keys=_keys())
+    return _TRAIN.format(groups=_groups(TRAIN), keys=_keys(TRAIN))
 
 
-def _groups() -> str:
+def stage(root: Root) -> str:
+    """`rlctl sft --help`, `rlctl rm --help`."""
+    return _STAGE.format(command=root.command, about=_ABOUT[root.command], groups=_groups(root), keys=_keys(root))
+
+
+def _groups(root: Root) -> str:
     lines = []
-    for name, title, _ in describe.groups():
+    for name, title, _ in describe.groups(root.schema):
         if "=" not in name and "[" not in name:
             options = sorted(p.stem for p in (conf_dir() / name).glob("*.yaml"))
             shorthand = [f"{kind}:{value}" for (group, kind), (_, value) in KINDS.items() if group == name]
@@ -115,9 +151,9 @@ def _groups() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _keys() -> str:
+def _keys(root: Root) -> str:
     lines = ["  seed (0)", "      Seeds prompt order, sampling and new weights."]
-    for name, title, keys in describe.groups():
+    for name, title, keys in describe.groups(root.schema):
         lines.append(f"\n  {name}: {title}")
         for key in keys:
             lines.append(f"  {key.name} ({key.default})")

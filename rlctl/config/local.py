@@ -28,9 +28,12 @@ class _Places:
         return str(full) if full.exists() or _looks_local(value) else value
 
 
-def resolve_paths(config: Config, overrides: list[str], recipe: Path | None) -> Config:
+def resolve_paths(config: Any, overrides: list[str], recipe: Path | None) -> Any:
     """Make the local paths of a config absolute: models, data, templates, reward models, judges' models, a task's own too."""
     places = _Places(frozenset(key for text in overrides for key in _typed(text)), recipe)
+    model = replace(config.model, path=places.resolved(config.model.path, "model", "model.path"))
+    if not isinstance(config, Config):  # a stage before PPO
+        return replace(config, model=model, data=_data(places, config.data, "data"))
     tasks = {}
     for name, task in config.tasks.items():
         where = f"tasks.{name}"
@@ -43,7 +46,7 @@ def resolve_paths(config: Config, overrides: list[str], recipe: Path | None) -> 
     given = config.launch.accelerate_config
     return replace(
         config,
-        model=replace(config.model, path=places.resolved(config.model.path, "model", "model.path")),
+        model=model,
         data=_data(places, config.data, "data"),
         reward=_reward(places, config.reward, "reward"),
         judges=_judges(places, config.judges, "judges"),

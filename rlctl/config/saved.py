@@ -10,23 +10,25 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlctl.config import explain
+from rlctl.config.roots import ROOTS, TRAIN, Root
 from rlctl.config.schema import OPTIONS, AlgoConfig, Config, RewardConfig
+from rlctl.config.stages import Stage
 from rlctl.config.typed import open_schema, typed_tasks
 from rlctl.errors import ConfigError
 
 
-def root_schema() -> DictConfig:
+def root_schema(root: Root) -> DictConfig:
     """The schema of a whole config."""
     # the groups with typed options start from what the options share, so that any of them can be merged in
-    return open_schema(Config(algo=AlgoConfig(), reward=RewardConfig()))
+    return open_schema(Config(algo=AlgoConfig(), reward=RewardConfig()) if root is TRAIN else root.schema)
 
 
-def save(config: Config, path: Path) -> None:
+def save(config: Config | Stage, path: Path) -> None:
     """Write the resolved config as YAML; `load` reads it back to an equal Config."""
     path.write_text(dumps(config))
 
 
-def dumps(config: Config) -> str:
+def dumps(config: Config | Stage) -> str:
     """The resolved config as YAML."""
     return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
 
@@ -42,7 +44,7 @@ def plain(node: Any) -> Any:
     return str(node) if isinstance(node, str) else node
 
 
-def load(path: Path) -> Config:
+def load(path: Path) -> Any:
     """Read a resolved config written by `save`.
 
     Raises:
@@ -53,7 +55,7 @@ def load(path: Path) -> Config:
     return loads(path.read_text(), str(path))
 
 
-def loads(text: str, source: str) -> Config:
+def loads(text: str, source: str) -> Any:
     """The config that `dumps` wrote; `source` is what messages call the text.
 
     Raises:
@@ -67,14 +69,14 @@ def loads(text: str, source: str) -> Config:
 
 def node_of(raw: Any) -> Any:
     """A saved config as a typed node."""
-    schema = root_schema()
-    for group, field in (("algo", "name"), ("reward", "kind")):
+    root = ROOTS[raw["stage"]] if "stage" in raw else TRAIN
+    schema = root_schema(root)
+    for group, field in (("algo", "name"), ("reward", "kind")) if root is TRAIN else ():
         schema = OmegaConf.merge(schema, {group: open_schema(OPTIONS[group][raw[group][field]])})
     return OmegaConf.merge(schema, raw)
 
 
-def typed_of(node: Any) -> Config:
+def typed_of(node: Any) -> Any:
     """The config that a typed node holds."""
-    config = OmegaConf.to_object(node)
-    assert isinstance(config, Config)
-    return typed_tasks(config)
+    config: Any = OmegaConf.to_object(node)
+    return typed_tasks(config) if isinstance(config, Config) else config

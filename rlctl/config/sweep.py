@@ -70,7 +70,7 @@ def plan(argv: list[str], recipe: Path | None) -> SweepPlan | None:
                 return None
             members = _members(cfg, [str(o.input_line) for o in given if not o.is_hydra_override()])
     except (HydraException, OmegaConfBaseException) as error:
-        raise compose.explained(error, line.name, list(line.args.overrides), line.groups) from error
+        raise compose.explained(error, line, list(line.args.overrides)) from error
     return _plan(cfg, members, any(_is_of(o.key_or_group, ("hydra/launcher",)) for o in given))
 
 

@@ -46,6 +46,19 @@ FIXED = (
     Field("policy/lr", "learning rate", number),
 )
 
+OF_A_STAGE = (
+    Field("sft/loss", "loss", number, "loss {}", 6, number),
+    Field("sft/token_accuracy", "accuracy", percent, "acc {}", 4, percent),
+    Field("sft/held_out_loss", "held-out loss", number),
+    Field("rm/loss", "loss", number, "loss {}", 6, number),
+    Field("rm/accuracy", "accuracy", percent, "acc {}", 4, percent),
+    Field("rm/margin", "margin", number, "margin {}", 6, number),
+    Field("rm/held_out_accuracy", "held-out accuracy", percent),
+    Field("stage/lr", "learning rate", number, "lr {}", 8, number),
+    Field("stage/tokens_per_second", "tokens/s", number, "{} tok/s", 5, partial(number, digits=3)),
+)
+"""Of the stages before PPO."""
+
 OF_A_TASK = ("objective/scores", "objective/kl", "judges/satisfied", "responses/truncated")
 """Shown of each task, where there are several."""
 NAME = 13
@@ -55,6 +68,8 @@ NAME = 13
 def fields_of(names: Iterable[str]) -> tuple[Field, ...]:
     """The fields for metrics of these names; for none, what every run may have."""
     names = list(names)
+    if any(f.metric in names for f in OF_A_STAGE):
+        return OF_A_STAGE
     tasks = list(dict.fromkeys(n.split("/", 2)[1] for n in names if n.startswith("tasks/")))
     own = [f for task in tasks for f in FIXED if f.metric in OF_A_TASK for f in [_of_task(f, task)]]
     shared: list[Field] = []

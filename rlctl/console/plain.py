@@ -5,6 +5,7 @@ For logs, pipes and terminals that cannot be drawn on. Nothing is ever rewritten
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -57,6 +58,7 @@ class PlainConsole:
         self._marks: list[float] = []
         self._known: dict[str, None] = {}
         self._warned: set[str] = set()
+        self._seen = 0
 
     def start(self, plan: Plan) -> None:
         print_start(self._console, plan)
@@ -69,7 +71,10 @@ class PlainConsole:
         now = self._clock()
         self._marks = [*self._marks, now][-MARKS_KEPT:]
         self._known |= dict.fromkeys(step.metrics)
-        say(self._console, step_line(step, self._known, time_left(self._marks, step.steps - step.step, now)))
+        stride = step.step - self._seen if self._seen else 1  # a stage before PPO tells every n-th step only
+        self._seen = step.step
+        left = math.ceil((step.steps - step.step) / max(1, stride))
+        say(self._console, step_line(step, self._known, time_left(self._marks, left, now)))
 
     def warn(self, warning: Warning) -> None:
         if warning.key not in self._warned:

@@ -25,7 +25,7 @@ ENDINGS = {
 }
 """status: (wording, style, heading of the commands)."""
 
-COMPARED = ("objective/scores", "objective/kl")
+COMPARED = ("objective/scores", "objective/kl", "sft/loss", "sft/held_out_loss", "rm/loss", "rm/accuracy", "rm/held_out_accuracy")
 """First and last value of these, of every task."""
 
 

@@ -73,8 +73,8 @@ def with_step(view: View, step: Step, now: float) -> View:
         metrics=dict(step.metrics),
         first=view.first or dict(step.metrics),
         trends=trends,
-        best=clean_sample(step.best),
-        worst=clean_sample(step.worst),
+        best=clean_sample(step.best) if step.best else None,
+        worst=clean_sample(step.worst) if step.worst else None,
         phase=None,
         phases=_joined(view.phases, *timed),
     )

@@ -48,6 +48,30 @@ def load_classifier(source: Source, device: torch.device) -> Any:
     return model.to(device).requires_grad_(False)
 
 
+def longest(asked: int | None, source: Source) -> int | None:
+    """Most tokens of a text that a reward model reads; None if nothing limits it."""
+    limits = [asked, context_length(source.hf_config)]
+    if source.tokenizer.model_max_length < 10**9:  # transformers' word for "not set" is 1e30
+        limits.append(source.tokenizer.model_max_length)
+    return min((x for x in limits if x is not None), default=None)
+
+
+def encode(tokenizer: Any, samples: Samples, i: int, limit: int | None, close: bool) -> list[int]:
+    """Sample i as a reward model's own token ids, at most `limit` of them, closed by its end token if `close`.
+
+    `rlctl rm` trains on exactly this: what a reward model has learnt from and what it scores are made alike.
+    """
+    tokenizer.truncation_side = "left"  # too long a text loses its front: the response is at the end
+    if samples.messages is not None and tokenizer.chat_template:
+        messages = [*samples.messages[i], {"role": "assistant", "content": samples.responses[i]}]
+        ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+        return list(ids if limit is None else ids[-limit:])
+    close = close and tokenizer.eos_token_id is not None
+    limit = limit - close if limit is not None else None
+    ids = list(tokenizer(samples.texts[i], truncation=limit is not None, max_length=limit)["input_ids"])
+    return [*ids, tokenizer.eos_token_id] if close and ids[-1:] != [tokenizer.eos_token_id] else ids
+
+
 class ModelReward(Reward):
     """A frozen reward model."""
 
@@ -63,16 +87,9 @@ class ModelReward(Reward):
             config.append_eos is AppendEos.auto and source.shares_vocabulary(policy)
         )
         self.tokenizer = source.tokenizer
-        self.tokenizer.truncation_side = "left"  # too long a text loses its front: the response is at the end
         own = self.tokenizer.pad_token_id
         self.pad_id = own if own is not None and own < self.embeddings else 0
-        self.limit = self._limit()
-
-    def _limit(self) -> int | None:
-        limits = [self.config.max_length, context_length(self.source.hf_config)]
-        if self.tokenizer.model_max_length < 10**9:  # transformers' word for "not set" is 1e30
-            limits.append(self.tokenizer.model_max_length)
-        return min((x for x in limits if x is not None), default=None)
+        self.limit = longest(config.max_length, source)
 
     @torch.no_grad()
     def score(self, samples: Samples) -> list[float]:
@@ -96,14 +113,7 @@ class ModelReward(Reward):
 
     def encode(self, samples: Samples, i: int) -> list[int]:
         """Sample i as the reward model's own token ids; closed by its end token if it ended and that is asked for."""
-        close = self.append_eos and not samples.truncated[i] and self.tokenizer.eos_token_id is not None
-        if samples.messages is not None and self.tokenizer.chat_template:
-            messages = [*samples.messages[i], {"role": "assistant", "content": samples.responses[i]}]
-            ids = self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
-            return list(ids if self.limit is None else ids[-self.limit :])
-        limit = self.limit - close if self.limit is not None else None
-        ids = list(self.tokenizer(samples.texts[i], truncation=limit is not None, max_length=limit)["input_ids"])
-        return [*ids, self.tokenizer.eos_token_id] if close and ids[-1:] != [self.tokenizer.eos_token_id] else ids
+        return encode(self.tokenizer, samples, i, self.limit, self.append_eos and not samples.truncated[i])
 
     def _forward(self, rows: list[list[int]]) -> torch.Tensor:
         ids, mask = right_pad(rows, self.pad_id)
