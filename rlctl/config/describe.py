@@ -103,25 +103,26 @@ def groups(root: type = schema.Config) -> list[tuple[str, str, list[Key]]]:
             base = schema.AlgoConfig if f.name == "algo" else schema.RewardConfig
             shared = {g.name: _default(g) for g in dataclasses.fields(base)}
             told = ("name", "kind")
-            out.append((f.name, _title(base), keys(base, f"{f.name}.")))
+            out.append((f.name, title(base), keys(base, f"{f.name}.")))
             for option, cls in schema.OPTIONS[f.name].items():
                 found = [(k.name.partition(".")[2], k) for k in keys(cls, f"{f.name}.")]
                 own = [k for name, k in found if name == "path" or (name not in told and shared.get(name) != k.default)]
                 own += keys(schema.TermConfig, "reward.terms[].") if cls is schema.WeightedRewardConfig else []
-                out.append((f"{f.name}={option}", _title(cls), own))
+                out.append((f"{f.name}={option}", title(cls), own))
         elif f.name == "judges":
             listed = [Key("judges", "[]", _doc(schema.Config, "judges")), *keys(JudgeConfig, "judges[].")]
             out.append(("judges[]", "One judge: a list of them stands in `judges`.", listed))
         elif f.name == "tasks":
             listed = [Key("tasks", "{}", _doc(schema.Config, "tasks")), *keys(TaskConfig, "tasks.NAME.")]
-            out.append(("tasks[]", _title(TaskConfig), listed))
+            out.append(("tasks[]", title(TaskConfig), listed))
         elif f.default_factory is not dataclasses.MISSING:
             cls = f.default_factory
-            out.append((f.name, _title(cls), keys(cls, f"{f.name}.")))  # type: ignore[arg-type]
+            out.append((f.name, title(cls), keys(cls, f"{f.name}.")))  # type: ignore[arg-type]
     return out
 
 
-def _title(cls: Any) -> str:
+def title(cls: Any) -> str:
+    """The first line of a class's documentation."""
     return (inspect.getdoc(cls) or "").splitlines()[0]
 
 

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from rlctl import errors
 from rlctl.config import describe
 from rlctl.config.paths import KINDS, conf_dir
+from rlctl.config.roots import RM, SFT
 
 _HEAD = """\
 # Every key, option and metric
@@ -37,7 +38,7 @@ key on the command line wins over a recipe's `config.yaml`, which wins over the 
 def text() -> str:
     """The whole page."""
     found = describe.groups()
-    return "".join([_HEAD, _contents(found), *_sections(found), *_metrics(), *_exits()])
+    return "".join([_HEAD, _contents(found), *_sections(found), *_stages(), *_metrics(), *_exits()])
 
 
 def write() -> Path:
@@ -50,7 +51,9 @@ def write() -> Path:
 def _contents(found: list[tuple[str, str, list[describe.Key]]]) -> str:
     groups = [name for name, _, _ in found if "=" not in name]
     links = [f"[`{_plain(name)}`](#{_plain(name)})" for name in groups]
-    return f"{' · '.join(['[`seed`](#seed)', *links])} · [metrics](#metrics) · [exit statuses](#exit-statuses)\n\n"
+    last = [f"[`rlctl {root.command}`](#rlctl-{root.command})" for root in (SFT, RM)]
+    last += ["[metrics](#metrics)", "[exit statuses](#exit-statuses)"]
+    return " · ".join(["[`seed`](#seed)", *links, *last]) + "\n\n"
 
 
 def _plain(name: str) -> str:
@@ -65,6 +68,14 @@ def _sections(found: list[tuple[str, str, list[describe.Key]]]) -> Iterator[str]
         else:
             yield f"## {_plain(name)}\n\n{title}\n\n" + _options(name)
         yield _table(["key", "default", "takes", "meaning"], [_row(k) for k in keys]) if keys else "No keys of its own.\n\n"
+
+
+def _stages() -> Iterator[str]:
+    """The keys of the commands before training, each in one table: their groups are few."""
+    for root in (SFT, RM):
+        keys = [key for _, _, own in describe.groups(root.schema) for key in own]
+        yield f"## rlctl {root.command}\n\n{describe.title(root.schema)} `rlctl {root.command} --help` shows the same.\n\n"
+        yield _table(["key", "default", "takes", "meaning"], [_row(k) for k in [describe.seed(), *keys]])
 
 
 def _row(key: describe.Key) -> list[str]:
