@@ -128,7 +128,7 @@ def main() -> None:
     """Trains, measures and writes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of every variant")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("outputs/cgpo_judges"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=HERE, help="folder of results.md and results.svg")
