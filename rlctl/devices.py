@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
 from accelerate.utils.imports import is_tensorboard_available
 
 from rlctl.config.schema import Config, Device, MixedPrecision
@@ -56,6 +56,7 @@ def open_accelerator(config: Config) -> Accelerator:
             mixed_precision=str(precision(config.launch.mixed_precision, on_cpu)),
             log_with=None if tracker == "none" else tracker,
             project_config=ProjectConfiguration(project_dir=config.run.dir, logging_dir=str(Path(config.run.dir) / "tensorboard")),
+            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],  # ours never change
         )
         if tracker != "none" and not accelerator.log_with:
             raise ValueError(f"{tracker} is not installed")

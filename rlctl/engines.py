@@ -74,7 +74,7 @@ class _Optimizers:
 
 
 class EngineLearner(Learner):
-    """A Learner whose models are `Engine`s. ZeRO-2 reduces gradients in every backward pass: hence in step."""
+    """A Learner whose models are `Engine`s."""
 
     @contextmanager
     def gradients(self, last: bool) -> Iterator[None]:

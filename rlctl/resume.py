@@ -86,14 +86,14 @@ class State:
         return Sample(**self.told["before"]) if self.told.get("before") else None
 
 
-def read(path: Path, device: torch.device) -> State:
+def read(path: Path) -> State:
     """A checkpoint's state.
 
     Raises:
         TrainingError: the checkpoint has none that can be read.
     """
     try:
-        raw = torch.load(path / FILE, map_location=device, weights_only=True)
+        raw = torch.load(path / FILE, map_location="cpu", weights_only=True)
         return State(path, Moment(**raw["moment"]), raw["told"], raw["optimizer"], raw["grad_scaler"])
     except Exception as error:  # a missing, cut or foreign file: torch, pickle and zip each have their own errors
         raise TrainingError(

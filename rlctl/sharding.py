@@ -33,7 +33,7 @@ class Learner:
     optimizer: Any
     accelerator: Accelerator
     in_step: bool = False
-    """Whether every pass talks to the other processes, so that all need equally many."""
+    """Whether gradients travel in every backward pass, as those of sharded models do, and not in a minibatch's last alone."""
     by_name: bool = False
     """Whether the optimizer's state goes by names of weights, as it must where they are sharded, instead of by their order."""
 
@@ -47,8 +47,12 @@ class Learner:
             yield
 
     def microbatches(self, own: int) -> int:
-        """How many microbatches this process runs, of which `own` hold rows; called by every process."""
-        if not self.in_step:
+        """How many microbatches this process runs, of which `own` hold rows; called by every process.
+
+        Equally many everywhere: wrappers talk to the other processes in forward passes too, of two models in turn. A process with
+        fewer would only wait for the others.
+        """
+        if self.accelerator.num_processes == 1:
             return own
         return int(self.accelerator.gather(torch.tensor([own], device=self.accelerator.device)).max())
 

@@ -109,7 +109,7 @@ def last_state(run: Assembly, run_dir: Path) -> resume.State | None:
             "a run under launch.strategy=deepspeed cannot go on: its checkpoints have no optimizer state",
             hint=f"start a new run from its policy: rlctl train model=hf:{kept[-1][1] / 'policy'}",
         )
-    return resume.read(kept[-1][1], run.accelerator.device)
+    return resume.read(kept[-1][1])
 
 
 def loop(run: Assembly, recorder: Recorder, interrupts: Interrupts, first: int) -> tuple[str, str]:
@@ -214,7 +214,7 @@ def back_to_good(run: Assembly, recorder: Recorder, step: int, kl: float) -> str
     good = [path for s, path in checkpoint.checkpoints(recorder.run_dir) if s <= step - 2]
     if not good:
         return f"{reason}; no checkpoint from before it, so policy/ is the one past the limit (set run.save_every)"
-    resume.restore(run, resume.read(good[-1], run.accelerator.device))
+    resume.restore(run, resume.read(good[-1]))
     return f"{reason}; policy/ is the one of {good[-1].name}"
 
 

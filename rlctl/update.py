@@ -147,12 +147,13 @@ class Updater:
             batch, rows = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)), torch.tensor([0])
         groups = length_groups(batch.sequences.lengths[rows.to(mask.device)].cpu(), self.config.optim.microbatch_size)
         micros = [batch.select(rows[group].to(mask.device)) for group in groups]
-        # where every pass is shared, a process with fewer microbatches runs empty ones beside the others' last
+        # a process with fewer microbatches than others runs empty ones beside their last
         missing = self.learner.microbatches(len(micros)) - len(micros)
         empty = replace(micros[0], loss_mask=torch.zeros_like(micros[0].loss_mask))
         shares: dict[str, Tensor] = {}
         for i, micro in enumerate([*micros, *[empty] * missing]):
-            padding.add(micro)
+            if i < len(micros):
+                padding.add(micro)
             for forward in self._forwards(step):
                 with self.learner.gradients(last=i == len(micros) + missing - 1), self._anomaly():
                     new = forward(micro)

@@ -30,7 +30,8 @@ def fixed(self, lm, prompts):
         rows.append(ids if length == 8 else ids + [self.end_ids[0]])
     ids, mask = left_pad(prompts, self.pad_id)
     response, real = right_pad(rows, self.pad_id)
-    return Sequences(ids, mask, response, real), torch.tensor([len(r) == 8 for r in rows])
+    ids, mask, response, real, cut = (x.to(lm.device) for x in (ids, mask, response, real, torch.tensor([len(r) == 8 for r in rows])))
+    return Sequences(ids, mask, response, real), cut
 
 Sampler.__call__ = fixed
 
@@ -51,7 +52,7 @@ def only_in_the_second(texts):
     return [1.0] * len(texts)
 '''
 TINY = [
-    "run.steps=2", "rollout.prompts_per_step=8", "rollout.max_new_tokens=8", "optim.microbatch_size=3", "optim.lr=1e-4",
+    "run.steps=2", "rollout.prompts_per_step=8", "rollout.max_new_tokens=8", "optim.microbatch_size=1", "optim.lr=1e-4",
     "console=plain", "run.tracker=none", "launch=cpu", "algo.minibatches=2", "algo.missing_eos_penalty=0.5",
     "algo.score_normalization=running",
 ]  # fmt: skip

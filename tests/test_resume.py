@@ -122,7 +122,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     (last, x), (again, y) = (checkpoint.checkpoints(run)[-1] for run in (one, other))
     assert last == again
-    x, y = (resume.read(path, torch.device("cpu")) for path in (x, y))
+    x, y = (resume.read(path) for path in (x, y))
     assert x.moment == y.moment
     for i, state in x.optimizer["state"].items():
         assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(y.optimizer["state"][i][k])) for k, v in state.items())
@@ -612,7 +612,7 @@ def test_a_full_disk_loses_nothing(env, tmp_path, small_disk):
     assert f"MiB are free at {small_disk / 'run' / 'checkpoints'}" in str(caught.value)
     assert not list((small_disk / "run" / "checkpoints").glob(".*"))  # the half of it gives its room back
     for step, path in kept:
-        assert resume.read(path, torch.device("cpu")).moment.step == step
+        assert resume.read(path).moment.step == step
     for _, path in kept[:-1]:
         shutil.rmtree(path)
     roomier = replace(going_on(c, small_disk / "run"), run=replace(c.run, dir=str(small_disk / "run"), resume=Resume.auto, keep=1))
