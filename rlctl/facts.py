@@ -9,6 +9,7 @@ from rlctl import lora
 from rlctl.assembly import Assembly
 from rlctl.config.schema import CGPOConfig, CGPOOptimizer, CustomAlgoConfig
 from rlctl.task import Task
+from rlctl.update import value_learning_rate
 from rlctl.value import Built
 
 
@@ -27,6 +28,8 @@ def facts(run: Assembly, built: Built | None, lr: float) -> Iterator[tuple[str, 
         yield "prompts", _prompts(run.tasks[0])
     yield "step", _step(run)
     chosen = "" if c.optim.lr is not None else " by the policy's size" + ", ten times for an adapter" * lora.is_adapted(collector.lm)
+    own = value_learning_rate(collector.policy, built.model, c, lr) if built is not None else lr
+    chosen += f", {own:.2g} for the value model" * (own != lr)
     yield "optimizer", f"AdamW, lr {lr:.2g}{chosen}, {c.optim.schedule} over {c.updates} updates"
     if c.tasks:
         for task in run.tasks:

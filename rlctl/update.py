@@ -235,11 +235,15 @@ class _Padding:
         return 1.0 - self.real / max(1, self.every)
 
 
-def build_optimizer(policy: nn.Module, value: nn.Module | None, config: Config, lr: float) -> torch.optim.Optimizer:
-    """AdamW over the trainable parameters; the value model in a group with its own peak learning rate.
+def value_learning_rate(policy: nn.Module, value: nn.Module, config: Config, lr: float) -> float:
+    """value.lr, or the policy's lr. A whole value model beside a policy trained by LoRA cannot take that: LORA_FACTOR less."""
+    if config.value.lr is not None:
+        return config.value.lr
+    return lr / LORA_FACTOR if is_adapted(policy) and not is_adapted(value) else lr
 
-    A whole value model beside a policy trained by LoRA cannot take the policy's: it gets LORA_FACTOR less.
-    """
+
+def build_optimizer(policy: nn.Module, value: nn.Module | None, config: Config, lr: float) -> torch.optim.Optimizer:
+    """AdamW over the trainable parameters; the value model in a group with its own peak learning rate."""
     c = config.optim
 
     def group(module: nn.Module, peak: float) -> dict[str, Any]:
@@ -247,6 +251,5 @@ def build_optimizer(policy: nn.Module, value: nn.Module | None, config: Config, 
 
     groups = [group(policy, lr)]
     if value is not None:
-        like_policy = lr if is_adapted(value) or not is_adapted(policy) else lr / LORA_FACTOR
-        groups.append(group(value, config.value.lr if config.value.lr is not None else like_policy))
+        groups.append(group(value, value_learning_rate(policy, value, config, lr)))
     return torch.optim.AdamW(groups, betas=(c.beta1, c.beta2), eps=c.eps, weight_decay=c.weight_decay)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -450,6 +451,7 @@ def test_a_whole_value_model_beside_an_adapter_gets_a_tenth(env, tmp_path, own, 
     made = config(env, tmp_path, reward=env.reward, value="reward", optim={"lr": 1e-3})
     run = assemble(replace(made, value=replace(made.value, lr=own)), tiny.Recording())
     assert [g["peak_lr"] for g in run.updater.optimizer.param_groups] == pytest.approx([1e-3, wanted])
+    assert facts(run)["optimizer"].startswith(f"AdamW, lr 0.001, {wanted:.2g} for the value model, linear over ")
     assert not frozen(run.value)
     assert facts(run)["value"] == "reward-model: as asked; 26.8K parameters, all trained"
     whole = env.build(tmp_path / "whole", reward=env.reward, value="reward", optim={"lr": 1e-3})
@@ -663,6 +665,27 @@ def test_two_processes_equal_one(tmp_path):
         assert max(t.abs().max() for n, t in ours.items() if "lora_B" in n) > 3e-3
         for name, tensor in ours.items():
             torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_an_adapter_of_a_hub_is_taken_by_its_id(env, tmp_path, adapter):
+    """As in the cache of one that was downloaded: there is no network here."""
+    held = tmp_path / "hub" / "models--somebody--adapter"
+    (held / "refs").mkdir(parents=True)
+    (held / "refs" / "main").write_text("abc")
+    shutil.copytree(adapter, held / "snapshots" / "abc")
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [
+        "train", "model=hf:somebody/adapter", f"data=file:{env.prompts}", f"hydra.run.dir={tmp_path}/run", "run.steps=1",
+        "rollout.max_new_tokens=4", "reward=fn:tinyreward.score", "run.tracker=none", "launch=cpu",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "rlctl", *command], cwd=env.root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert test_cli._metrics(tmp_path / "run")[0]["objective/kl"] == 0
+    written = json.loads((tmp_path / "run" / "policy" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == str(env.llama) and written["r"] == 3
 
 
 @pytest.mark.slow
