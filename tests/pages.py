@@ -11,6 +11,8 @@ PAGES = (README, EXTENDING, KEYS)
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _COMMAND = re.compile(r"(rlctl|python|pip|[A-Z_]+=\S+ (python|rlctl)) ")
+_NAMES = ("rlctl", "python", "pip", "rlctl sft", "rlctl rm")
+"""Spoken of, not typed like this."""
 _OVERRIDE = re.compile(r"[a-z_]+(\.\w+)*=[^=]\S*")
 
 
@@ -34,7 +36,7 @@ def commands(page: Path) -> list[str]:
     """Every command line: indented by four spaces, or in backticks inside a sentence; those joined by && apart."""
     text = _FENCE.sub("", page.read_text())
     lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
-    lines += [code for code in _code(text) if _COMMAND.match(f"{code} ") and code not in ("rlctl", "python", "pip")]
+    lines += [code for code in _code(text) if _COMMAND.match(f"{code} ") and code not in _NAMES]
     found = [part.strip() for line in lines for part in line.split("&&")]
     # what stands behind two blanks explains the command
     return list(dict.fromkeys(re.split(r"\s+#|  ", c)[0] for c in found))
