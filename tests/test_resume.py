@@ -662,3 +662,26 @@ def test_memory_stays_flat(env, tmp_path):
     train(config(env, tmp_path / "run", run={"steps": 50, "save_every": None}), Watching())
     assert len(resident) == 50
     assert resident[-1] - resident[9] < 8.0, resident
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_and_go_on_exactly(tmp_path):
+    """The launcher hands the signal on; each finishes the step, and one checkpoint is written."""
+    two = [*SMALL, "run.steps=5", "launch.processes=2"]
+    calls = tmp_path / "calls"
+    run = rlctl(tmp_path, "train", *two, "hydra.run.dir=out", SLOW="1.0")
+    until(lambda: calls.exists() and len(calls.read_text()) >= 4)
+    run.send_signal(signal.SIGTERM)
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 130, err
+    (done, _), *others = checkpoint.checkpoints(tmp_path / "out")
+    assert others == [] and 1 <= done < 5
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "interrupted"
+    assert out.count("stops after this step") == 1
+    for command in (["resume", "out"], ["train", *two, "hydra.run.dir=whole"]):
+        again = rlctl(tmp_path, *command)
+        _, err = again.communicate(timeout=240)
+        assert again.returncode == 0, err
+    assert lines(tmp_path / "out") == lines(tmp_path / "whole")
+    a, b = (load_file(tmp_path / run / "policy" / "model.safetensors") for run in ("out", "whole"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
