@@ -416,8 +416,15 @@ def test_a_second_signal_stops_at_once(tmp_path):
 
 ERRORS = {
     "no folder": (["nowhere"], ["error: no run at nowhere", "  why:  there is no such folder", "  try:  rlctl resume RUN_DIR"]),
-    "not a run": (["."], ["error: . is not the folder of a run", "  why:  it holds runs: early, run", "  try:  rlctl resume ./early"]),
+    "not a run": (
+        ["."],
+        ["error: . is not the folder of a run", "  why:  it holds runs: early, run, stage", "  try:  rlctl resume ./early"],
+    ),
     "nothing": ([], ["error: rlctl resume needs the folder of a run", "  try:  rlctl resume RUN_DIR [key=value ...]"]),
+    "a stage": (
+        ["stage"],
+        ["error: the run in {root}/stage is of rlctl sft, which starts anew", "  try:  start it again: rlctl sft data=file:x.jsonl"],
+    ),
     "an option": (
         ["run", "algo=rloo"],
         [
@@ -476,10 +483,14 @@ ERRORS = {
 def folders(env, tmp_path_factory) -> Path:
     """run/: four steps planned, checkpoint of step 2.  early/: none."""
     from rlctl.config import compose
+    from rlctl.config.stages import SFTDataConfig, SFTStage
 
     root = tmp_path_factory.mktemp("resume")
     c = config(env, root / "run", run={"steps": 2})
     train(c, tiny.Recording())
+    (root / "stage").mkdir()
+    compose.save(SFTStage(data=SFTDataConfig(path="x.jsonl")), root / "stage" / "config.yaml")
+    (root / "stage" / "command.txt").write_text("rlctl sft data=file:x.jsonl\n")
     for name in ("run", "early"):
         (root / name).mkdir(exist_ok=True)
         compose.save(replace(c, run=replace(c.run, steps=4, dir=str(root / name))), root / name / "config.yaml")

@@ -34,11 +34,13 @@ def run(argv: list[str], show_traceback: bool) -> int:
 def _run(argv: list[str], show_traceback: bool, own: Place | None) -> int:
     from rlctl import continuing, launch, lock, place
     from rlctl.config import compose
-    from rlctl.config.schema import Resume
+    from rlctl.config.schema import Config, Resume
 
     run_dir, overrides = Path(argv[0]).resolve(), argv[1:]
     _check_folder(run_dir, argv[0])
     before = compose.load(run_dir / "config.yaml")
+    if not isinstance(before, Config):
+        raise ConfigError(f"the run in {run_dir} is of rlctl {before.stage}, which starts anew", hint=f"start it again: {_again(run_dir)}")
     now = compose.changed(before, overrides)
     now = replace(now, run=replace(now.run, dir=str(run_dir), resume=Resume.auto))  # the folder may have been moved
     now = place.ready(now, own, os.environ)
