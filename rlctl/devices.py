@@ -61,6 +61,8 @@ def open_accelerator(config: Config) -> Accelerator:
         if tracker != "none" and not accelerator.log_with:
             raise ValueError(f"{tracker} is not installed")
     except ValueError as error:
+        if tracker == "none":
+            raise
         hint = f"pip install {tracker}, or run.tracker=none"
         raise ConfigError(f"run.tracker={tracker} cannot be used", str(error), hint) from error
     if accelerator.num_processes != world:

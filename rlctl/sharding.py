@@ -7,6 +7,7 @@ every process. Knows no algorithm.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -102,6 +103,14 @@ class Learner:
     def _both(self) -> nn.Module:
         """The trained models under one roof: the optimizer is over both."""
         return nn.ModuleDict({n: m for n, m in (("policy", self.policy), ("value", self.value)) if m is not None})
+
+
+def leave(accelerator: Accelerator) -> None:
+    """End trackers, and part from the other processes."""
+    if accelerator.num_processes > 1:
+        # gloo's thread needs Python's lock to drop the last barrier; DDP's wrappers, when they go, join that thread with the lock held
+        time.sleep(0.3)
+    accelerator.end_training()
 
 
 def agreed(word: Any) -> Any:

@@ -58,7 +58,7 @@ def train(config: Config, reporter: Reporter) -> Summary:
             raise why from error
         finally:
             if recorder is not None:
-                recorder.run.accelerator.end_training()
+                sharding.leave(recorder.run.accelerator)
 
 
 def told(run_dir: Path, recorder: Recorder | None, status: str, reason: str, known: bool = True) -> None:
