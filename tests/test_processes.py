@@ -101,7 +101,7 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ["ppo", "cgpo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("rloo", "tasks"))])
 def test_two_processes_equal_one(tmp_path: Path, algo: str) -> None:
     for n in (1, 2):
         done = train(tmp_path, f"run{n}", *ALGORITHMS[algo], f"launch.processes={n}")
