@@ -512,6 +512,16 @@ def test_errors_come_before_any_model_is_loaded(folders, monkeypatch, capsys, wh
     assert (folders / "run" / "config.yaml").read_text() == before and not (folders / "run" / "resumes.jsonl").exists()
 
 
+def test_a_run_folder_that_cannot_be_made_is_an_error(tmp_path, monkeypatch, capsys):
+    from rlctl.cli import main
+
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", f"hydra.run.dir={tmp_path}/file/run"]) == 2
+    expected = [f"error: the run folder {tmp_path}/file/run cannot be made", "  why:  Not a directory", "  try:  hydra.run.dir=PATH"]
+    assert capsys.readouterr().err.splitlines() == expected
+
+
 # --- kills
 
 KILLS = 20

@@ -168,6 +168,8 @@ def run(
         raise explained(error, line, user_overrides) from error
     except ValueError as error:  # Hydra's word for flags that exclude each other; a task raises nothing
         raise ConfigError(str(error), hint=f"rlctl {root.command} --help") from error
+    except OSError as error:  # Hydra makes the folder before it hands the config on
+        raise ConfigError(f"the run folder {error.filename} cannot be made", error.strerror, "hydra.run.dir=PATH") from error
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
         if before is not None:

@@ -71,7 +71,11 @@ def fields_of(names: Iterable[str]) -> tuple[Field, ...]:
     if any(f.metric in names for f in OF_A_STAGE):
         return OF_A_STAGE
     tasks = list(dict.fromkeys(n.split("/", 2)[1] for n in names if n.startswith("tasks/")))
-    own = [f for task in tasks for f in FIXED if f.metric in OF_A_TASK for f in [_of_task(f, task)]]
+    own: list[Field] = []
+    for task in tasks:
+        own += [_of_task(f, task) for f in FIXED if f.metric in OF_A_TASK]
+        prefix = f"tasks/{task}/"
+        own += [_of_task(f, task) for f in _judges([n.removeprefix(prefix) for n in names if n.startswith(prefix)])]
     shared: list[Field] = []
     for field in FIXED:
         if not (tasks and field.metric in OF_A_TASK):
