@@ -46,7 +46,8 @@ def test_every_judge_has_a_row_beneath_the_share_that_passes_all():
 def test_every_task_has_its_own_rows_and_shared_ones_stand_once():
     shown = [f for f in fields_of(TASKS) if f.metric in TASKS]
     assert [f.label for f in shown] == [
-        "sums score", "sums kl", "sums satisfied", "sums truncated", "kind score", "kind kl", "kind truncated", "tokens/s", "learning rate",
+        "sums score", "sums kl", "sums satisfied", "sums truncated", "sums brief", "sums no_repeat",
+        "kind score", "kind kl", "kind truncated", "tokens/s", "learning rate",
     ]  # fmt: skip
     assert [f.metric for f in shown[:2]] == ["tasks/sums/objective/scores", "tasks/sums/objective/kl"]
     assert not {"objective/scores", "objective/kl"} & {f.metric for f in fields_of(TASKS)}
