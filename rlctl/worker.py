@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     run_dir = Path(folders[0])
     launch.log_to(run_dir)
     config = compose.load(run_dir / "config.yaml")
-    if "--tell" in argv and os.environ["RANK"] == "0":
+    if "--tell" in argv and os.environ.get("RANK") == "0":
         handover.tell(handover.Word(compose.dumps(config)))
     # one of several processes, or a member of a sweep, which may start several itself
     return (launch.run_here if "RANK" in os.environ else launch.run)(config, show_traceback)

@@ -42,6 +42,12 @@ NOT_RUN = {
     "python tests/bench/prompt_shift.py": "a benchmark of half an hour",
     "rlctl sft model=hf:PATH_OR_HUB_ID data=file:texts.jsonl hydra.run.dir=outputs/sft": "tests/test_stages.py, on tiny models",
     "rlctl rm model=hf:outputs/sft/policy data=file:pairs.jsonl hydra.run.dir=outputs/rm": "tests/test_stages.py, on tiny models",
+    "torchrun --nproc-per-node 4 -m rlctl train reward=fn:mypkg.count_good": "tests/test_launch.py, with two processes",
+    "accelerate launch --config_file accelerate.yaml -m rlctl train reward=fn:mypkg.count_good": "tests/test_launch.py",
+    "srun --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 rlctl train launch.machines=2 launch.processes=8": "needs SLURM",
+    "rlctl train --multirun seed=0,1 launch.machines=2 launch.processes=8 hydra/launcher=submitit_slurm hydra.launcher.nodes=2 "
+    "hydra.launcher.gpus_per_node=8": "needs SLURM",
+    "python tests/bench/processes.py": "needs GPUs",
     "OMP_NUM_THREADS=1 python tests/bench/step_cost.py": "a benchmark, whose numbers need a machine of its own",
 }
 BY_THEMSELVES = {

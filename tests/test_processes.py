@@ -101,19 +101,20 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("algo", ["ppo", "cgpo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("rloo", "tasks"))])
+@pytest.mark.parametrize("algo", ["ppo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("cgpo", "rloo", "tasks"))])
 def test_two_processes_equal_one(tmp_path: Path, algo: str) -> None:
     for n in (1, 2):
         done = train(tmp_path, f"run{n}", *ALGORITHMS[algo], f"launch.processes={n}")
         assert done.returncode == 0, done.stderr
     one, two = lines(tmp_path / "run1"), lines(tmp_path / "run2")
+    near = 1e-5 if algo in ("cgpo", "tasks") else 1e-4  # one update a step: nothing adds up
     assert [row["step"] for row in two] == [1, 2]
     for a, b in zip(one, two, strict=True):
-        assert a == pytest.approx(b, rel=1e-4, abs=1e-4)
+        assert a == pytest.approx(b, rel=near, abs=near)
     ours, theirs = (load_file(tmp_path / f"run{n}" / "policy" / "model.safetensors") for n in (1, 2))
     start = load_file(Path(__file__).parents[1] / "rlctl" / "builtin" / "policy" / "model.safetensors")
     for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(tensor, theirs[name], atol=near, rtol=near)
     if algo == "tasks":
         assert all(row["tasks/b/cgpo/baselines"] > 0 and row["tasks/b/cgpo/skipped"] < 1 for row in one)
     assert any(not torch.allclose(tensor, start[name].float(), atol=5e-5) for name, tensor in ours.items())  # and it did learn

@@ -45,6 +45,8 @@ class Member:
     def run(self, job: compose.Job) -> None:
         """Do with a member what is to be done; what goes wrong with it is shown and noted."""
         assert job.number is not None
+        if place.machine_rank(job.config.launch, os.environ) > 0:
+            return self._join(job)
         if not self.here:  # Ctrl-C reaches a launcher's processes as well; the sweep's own process passes it on
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         notes = Notes(self.sweep)
@@ -57,6 +59,15 @@ class Member:
         except RlctlError as error:
             note = self._refused(note, error)
         self._done(note, notes)
+
+    def _join(self, job: compose.Job) -> None:
+        """On another machine of several that one member was given: the first one keeps every record."""
+        from rlctl import launch
+
+        try:
+            launch.run(place.ready(job.config, None, os.environ, sweep=True), self.show_traceback)
+        except RlctlError as error:
+            launch.report(error, self.show_traceback)
 
     def refuse(self, refused: compose.Refused) -> None:
         """Note that a member's config cannot be."""
