@@ -45,8 +45,8 @@ NOT_RUN = {
     "torchrun --nproc-per-node 4 -m rlctl train reward=fn:mypkg.count_good": "tests/test_launch.py, with two processes",
     "accelerate launch --config_file accelerate.yaml -m rlctl train reward=fn:mypkg.count_good": "tests/test_launch.py",
     "srun --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 rlctl train launch.machines=2 launch.processes=8": "needs SLURM",
-    "rlctl train --multirun seed=0,1 launch.machines=2 launch.processes=8 hydra/launcher=submitit_slurm hydra.launcher.nodes=2 "
-    "hydra.launcher.gpus_per_node=8": "needs SLURM",
+    "rlctl train -m seed=0,1 launch.machines=2 launch.processes=8 hydra/launcher=submitit_slurm "
+    "'hydra.launcher={nodes: 2, gpus_per_node: 8}'": "needs SLURM",
     "python tests/bench/processes.py": "needs GPUs",
     "OMP_NUM_THREADS=1 python tests/bench/step_cost.py": "a benchmark, whose numbers need a machine of its own",
 }
@@ -109,7 +109,7 @@ def _jobs(argv: list[str]) -> list[compose.Job]:
 
 
 def _is_composed(command: str) -> bool:
-    return command.startswith(("rlctl train", "rlctl score")) and "--" not in command
+    return command.startswith(("rlctl train", "rlctl score")) and "--" not in command and command not in NOT_RUN
 
 
 # commands
