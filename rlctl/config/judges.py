@@ -17,6 +17,8 @@ from rlctl.errors import nearest
 
 
 class JudgeKind(StrEnum):
+    """The judges there are."""
+
     fn = "fn"
     length = "length"
     regex = "regex"
@@ -31,17 +33,23 @@ class JudgeKind(StrEnum):
 
 
 class Unit(StrEnum):
+    """What a length counts."""
+
     words = "words"
     characters = "characters"
 
 
 class Extract(StrEnum):
+    """Where in a response its answer stands."""
+
     last_number = "last_number"
     delimited = "delimited"
     whole = "whole"
 
 
 class Compare(StrEnum):
+    """When two answers are the same."""
+
     number = "number"
     text = "text"
     math = "math"
